@@ -1,0 +1,226 @@
+"""Actions: what the core asks of a backend. They carry no time: an action happens at the time of the event that caused it.
+
+Decisions that people ask about carry `why`, the rule that made them, so that a journal explains itself.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Action(Struct, frozen=True, gc=False, tag_field="type"):
+    """Base of all actions."""
+
+
+# --- rollout ----------------------------------------------------------------------------------------------------------
+
+
+class DrawTask(Action, tag=True):
+    """Take the next task of the data source for this group; answered by `TaskArrived` or `TasksExhausted`."""
+
+    group: int
+    why: str
+    task: int = -1
+    """>= 0: this task again (a retry), not the next one."""
+
+
+class PrepareEnvironment(Action, tag=True):
+    trajectory: int
+
+
+class ReleaseEnvironment(Action, tag=True):
+    trajectory: int
+
+
+class StartTurn(Action, tag=True):
+    """Generate. The request id is `trajectory-turn`; sent again after a loss it keeps that id."""
+
+    trajectory: int
+    turn: int
+    engine: int
+    group: int
+    task: int
+    member: int
+    """Index within the group: 0 .. n-1."""
+    attempt: int
+    """0, or how often this turn was sent before."""
+    why: str
+
+
+class AbortTurn(Action, tag=True):
+    """Answered by `TurnFailed(reason="aborted")`, or by `TurnFinished` if it ended first."""
+
+    trajectory: int
+    turn: int
+    engine: int
+    why: str
+
+
+class RunTool(Action, tag=True):
+    trajectory: int
+    turn: int
+
+
+class ComputeSignals(Action, tag=True):
+    """Compute one signal for these trajectories. `pool` = -1: a service outside the GPU pools (verifier, external model)."""
+
+    signal: str
+    trajectories: tuple[int, ...]
+    pool: int
+
+
+# --- experience -------------------------------------------------------------------------------------------------------
+
+
+class Experience(Struct, frozen=True, gc=False):
+    """What the core knows of one trajectory when a batch takes it. Versions are published versions unless named otherwise."""
+
+    trajectory: int
+    group: int
+    task: int
+    turns: int
+    prompt_tokens: int
+    """First prompt."""
+    output_tokens: int
+    """Actor tokens: the ones that carry loss."""
+    masked_tokens: int
+    """Of these, masked because their version is beyond the bound (`action: mask`)."""
+    observation_tokens: int
+    reward: float
+    dispatch_version: int
+    oldest_version: int
+    newest_version: int
+    completion_deployed: int
+    """Deployed version when the trajectory was generated."""
+    dequeue_deployed: int
+    trainer_version: int
+    """Trainer version (optimizer updates) before this batch's first update."""
+    dispatch_trainer_version: int
+    submitted_index: int
+    """How many trajectories had been submitted before it."""
+    trained_before: int
+    """Trajectories trained before this batch."""
+    submitted_t: float
+    dispatched_t: float
+    first_token_t: float
+    generated_t: float
+    ready_t: float
+    """Of the trajectory: all its signals are there."""
+    group_ready_t: float
+    dequeued_t: float
+    use: int
+    """0 for the first batch that uses it, 1 for the second, ..."""
+    corrected: bool
+    staleness: int
+    """The reading that the staleness policy decided on."""
+
+
+class Train(Action, tag=True):
+    """Train exactly this batch in this order, in `updates` optimizer updates."""
+
+    batch: int
+    pool: int
+    updates: int
+    experiences: tuple[Experience, ...]
+    why: str
+
+
+class Retire(Action, tag=True):
+    """Trajectories whose life is over; the backend frees their records and KV. Each trajectory is retired exactly once.
+
+    `outcome`: `trained`, `dropped`, `aborted`, `failed`; `reason` says why (`stale`, `zero_variance`, `over_sampled`, ...).
+    """
+
+    trajectories: tuple[int, ...]
+    group: int
+    outcome: str
+    reason: str
+    output_tokens: int
+    """Generated tokens of all of them, all turns."""
+    staleness: int = -1
+    """The reading that led to a drop, where there is one."""
+
+
+# --- weights and pools ------------------------------------------------------------------------------------------------
+
+
+class PrepareWeights(Action, tag=True):
+    """Convert, or build and publish a delta. `overlapped`: generation goes on meanwhile."""
+
+    version: int
+    trainer_version: int
+    path: str
+    participants: tuple[int, ...]
+    pool: int
+    why: str
+
+
+class PauseEngine(Action, tag=True):
+    engine: int
+    mode: str
+    version: int
+
+
+class CopyWeights(Action, tag=True):
+    engine: int
+    version: int
+    path: str
+    participants: tuple[int, ...]
+    """Engines that copy in the same wave (a collective path serves them at once)."""
+
+
+class RequantizeWeights(Action, tag=True):
+    """Convert after the copy (if the scenario asks) and compare checksums; answered by `EngineReady`."""
+
+    engine: int
+    version: int
+    quantization: str
+
+
+class FlushCache(Action, tag=True):
+    engine: int
+
+
+class ResumeEngine(Action, tag=True):
+    """Serve `version` from now on; new requests see KV by `kv`. A failed update resumes with the old version."""
+
+    engine: int
+    version: int
+    kv: str
+
+
+class SwitchPool(Action, tag=True):
+    pool: int
+    phase: str
+    why: str
+
+
+class SetTimer(Action, tag=True):
+    timer: int
+    at: float
+
+
+class Finish(Action, tag=True):
+    reason: str
+
+
+AnyAction = (
+    DrawTask
+    | PrepareEnvironment
+    | ReleaseEnvironment
+    | StartTurn
+    | AbortTurn
+    | RunTool
+    | ComputeSignals
+    | Train
+    | Retire
+    | PrepareWeights
+    | PauseEngine
+    | CopyWeights
+    | RequantizeWeights
+    | FlushCache
+    | ResumeEngine
+    | SwitchPool
+    | SetTimer
+    | Finish
+)

@@ -1,0 +1,221 @@
+"""The generation side: engine options under SGLang's names, and the policies of admission, concurrency, routing and programs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from testbed.scenario.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from testbed.scenario.model import Precision
+
+
+class EngineOptions(Section):
+    """Server arguments of one engine (SGLang 0.5.23 names and defaults)."""
+
+    max_running_requests: PositiveInt = 256
+    max_total_num_tokens: PositiveInt | None = None
+    """KV slots of one engine; null: worked out from memory, `mem_fraction_static` and the model."""
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    chunked_prefill_size: int = 8192
+    """Tokens of one prefill chunk; -1 turns chunking off."""
+    max_prefill_tokens: PositiveInt = 16384
+    page_size: PositiveInt = 1
+    schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
+    schedule_conservativeness: PositiveFloat = 1.0
+    context_length: PositiveInt | None = None
+    disable_overlap_schedule: bool = False
+    disable_radix_cache: bool = False
+    weight_precision: Precision = "bf16"
+    kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
+
+    @model_validator(mode="after")
+    def _chunk(self) -> EngineOptions:
+        if self.chunked_prefill_size != -1 and self.chunked_prefill_size < self.page_size:
+            raise ValueError("`chunked_prefill_size` is -1 (off) or at least `page_size`")
+        return self
+
+
+# --- admission: may another group start? ------------------------------------------------------------------------------
+
+
+class SyncBarrier(Section):
+    """The next batch starts when the previous one is trained and its weights serve everywhere. N_submitted <= (v + 1) B."""
+
+    type: Literal["sync"] = "sync"
+
+
+class OneStepAhead(Section):
+    """The next batch starts when the previous one is fully generated and handed to the trainer. N_submitted <= (dequeued + 1) B."""
+
+    type: Literal["one_step_ahead"] = "one_step_ahead"
+
+
+class BoundedStaleness(Section):
+    """AReaL's bound: a group may start while N_submitted <= (version + eta + 1) B."""
+
+    type: Literal["bounded"] = "bounded"
+    max_head_offpolicyness: Annotated[int, Field(ge=0)] = 1
+    """eta, in published versions."""
+
+
+class FullyAsync(Section):
+    """A constant number of groups in flight; a full buffer blocks the producer (Miles, slime)."""
+
+    type: Literal["fully_async"] = "fully_async"
+    async_max_concurrent_groups: PositiveInt | None = None
+    """null: `rollout_batch_size`."""
+    submission_granularity: Literal["sample", "group"] = "sample"
+    """`sample`: a slot frees per finished trajectory and a new group starts once a group's worth is free."""
+
+
+class OverSampling(Section):
+    """Synchronous rounds that start more groups than needed and stop early (RollPacker's short and long rounds).
+
+    A short round starts `over_sampling_ratio` x B groups and stops when B are generated; unfinished tasks are collected, and
+    when B of them are there a long round runs them to the end.
+    """
+
+    type: Literal["over_sampling"] = "over_sampling"
+    over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.25
+    long_rounds: bool = True
+    """false: unfinished tasks are dropped instead of collected."""
+
+
+Admission = Annotated[
+    SyncBarrier | OneStepAhead | BoundedStaleness | FullyAsync | OverSampling, Field(discriminator="type")
+]
+
+# --- concurrency: how many may run now? -------------------------------------------------------------------------------
+
+
+class Unlimited(Section):
+    """Every admitted trajectory is sent to an engine at once; the engine's own queue does the rest."""
+
+    type: Literal["unlimited"] = "unlimited"
+
+
+class FixedConcurrency(Section):
+    """At most this many turns in engines, over all engines."""
+
+    type: Literal["fixed"] = "fixed"
+    max_concurrent: PositiveInt
+
+
+class PerEngineConcurrency(Section):
+    """At most this many turns in each engine."""
+
+    type: Literal["per_engine"] = "per_engine"
+    max_concurrent_per_engine: PositiveInt
+
+
+class AimdConcurrency(Section):
+    """prime-rl's controller: grow while KV use is low and the cap binds, trim when it is high, cut on preemption."""
+
+    type: Literal["kv_aimd"] = "kv_aimd"
+    initial_inflight: PositiveInt = 32
+    min_inflight: PositiveInt = 1
+    max_inflight: PositiveInt = 1024
+    grow_factor: Annotated[float, Field(gt=1)] = 1.25
+    grow_below_kv_usage: Fraction = 0.6
+    trim_above_kv_usage: Fraction = 0.8
+    trim_to: Fraction = 0.7
+    preemption_cut: Fraction = 0.8
+    report_interval_s: PositiveFloat = 5.0
+    """How often engines report their load."""
+
+
+Concurrency = Annotated[
+    Unlimited | FixedConcurrency | PerEngineConcurrency | AimdConcurrency, Field(discriminator="type")
+]
+
+# --- routing: which engine? -------------------------------------------------------------------------------------------
+
+
+class RandomRouting(Section):
+    type: Literal["random"] = "random"
+
+
+class RoundRobin(Section):
+    type: Literal["round_robin"] = "round_robin"
+
+
+class PowerOfTwo(Section):
+    """Two engines at random, the one with fewer turns."""
+
+    type: Literal["power_of_two"] = "power_of_two"
+
+
+class LeastLoad(Section):
+    """The engine with the fewest turns; ties by lowest index."""
+
+    type: Literal["least_load"] = "least_load"
+
+
+class ConsistentHashing(Section):
+    """A ring of virtual nodes keyed by group."""
+
+    type: Literal["consistent_hashing"] = "consistent_hashing"
+    virtual_nodes: PositiveInt = 160
+
+
+class SessionAffinity(Section):
+    """A trajectory stays with its first engine; the first goes to the least loaded."""
+
+    type: Literal["session_affinity"] = "session_affinity"
+
+
+class CacheAware(Section):
+    """SGLang's rule: imbalanced (max - min > abs and max > rel x min) -> shortest queue; else longest match above the threshold;
+    else least loaded."""
+
+    type: Literal["cache_aware"] = "cache_aware"
+    cache_threshold: Fraction = 0.3
+    balance_abs_threshold: Annotated[int, Field(ge=0)] = 64
+    balance_rel_threshold: Annotated[float, Field(ge=1)] = 1.5
+    max_tree_size: PositiveInt = 67_108_864
+    """Tokens in the router's approximate tree of one engine; the oldest leaves go first."""
+
+
+class CostBased(Section):
+    """Smallest wait + prefill of what is not cached: A iff wait_A + prefill(suffix) < wait_B + prefill(P + suffix)."""
+
+    type: Literal["cost"] = "cost"
+    prefill_tokens_per_s: PositiveFloat
+    """Rate used for the estimate."""
+    decode_seconds_per_turn: NonNegativeFloat = 0.0
+    """Estimated wait that one turn already in the engine adds."""
+
+
+Routing = Annotated[
+    RandomRouting
+    | RoundRobin
+    | PowerOfTwo
+    | LeastLoad
+    | ConsistentHashing
+    | SessionAffinity
+    | CacheAware
+    | CostBased,
+    Field(discriminator="type"),
+]
+
+
+class NoPrograms(Section):
+    """Trajectories are not paused while they use tools."""
+
+    type: Literal["none"] = "none"
+
+
+Programs = Annotated[NoPrograms, Field(discriminator="type")]
+
+
+class Rollout(Section):
+    """Engines and the policies in front of them."""
+
+    engine: EngineOptions = EngineOptions()
+    admission: Admission
+    concurrency: Concurrency = Unlimited()
+    routing: Routing = LeastLoad()
+    programs: NoPrograms = NoPrograms()
+    ignore_eos: bool = False
+    """Requests always run to `max_new_tokens` (benchmark mode)."""
