@@ -200,6 +200,17 @@ class SetTimer(Action, tag=True):
     at: float
 
 
+class Note(Action, tag=True):
+    """Nothing to do: the core says why something waits, whenever the reason changes. Metrics read idle causes from it.
+
+    `subject` = `admission`: `open` | `barrier` | `staleness_bound` | `capacity` | `buffer_full` | `no_task`.
+    `subject` = `trainer`: `busy` | `publishing` | `empty` | `not_ready` | `too_few_ready` | `switching`.
+    """
+
+    subject: str
+    state: str
+
+
 class Finish(Action, tag=True):
     reason: str
 
@@ -222,5 +233,6 @@ AnyAction = (
     | ResumeEngine
     | SwitchPool
     | SetTimer
+    | Note
     | Finish
 )

@@ -18,8 +18,25 @@ class Event(Struct, frozen=True, gc=False, tag_field="type"):
     t: float
 
 
+class PathCost(Struct, frozen=True, gc=False):
+    """What one publication to all engines by one path is expected to cost, seconds, as the backend models or measured it."""
+
+    path: str
+    prepare_s: float
+    transfer_s: float
+    apply_s: float
+    requantize_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.prepare_s + self.transfer_s + self.apply_s + self.requantize_s
+
+
 class RunStarted(Event, tag=True):
     """The backend is up and every engine serves version 0."""
+
+    path_costs: tuple[PathCost, ...] = ()
+    """For the choice of a path by total cost; empty if the scenario fixes the path."""
 
 
 class TaskArrived(Event, tag=True):
@@ -114,6 +131,12 @@ class WeightsPrepared(Event, tag=True):
     bytes: int = 0
 
 
+class TrainerReleased(Event, tag=True):
+    """The trainer's part in this publication is over (snapshot taken, or the collective copy done): it may train again."""
+
+    version: int
+
+
 class EnginePaused(Event, tag=True):
     engine: int
 
@@ -189,6 +212,7 @@ AnyEvent = (
     | SignalReady
     | TrainStepFinished
     | WeightsPrepared
+    | TrainerReleased
     | EnginePaused
     | WeightsCopied
     | EngineReady
