@@ -1,0 +1,375 @@
+"""From "generated" to "in a batch", and to the end of every trajectory: signals, lots, the buffer, staleness, batches.
+
+Asks the buffer, selection, staleness and job policies. It refuses to know engines and how weights travel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.core.context import Context, ProtocolError
+from testbed.core.records import Group, Lot, Trajectory
+from testbed.metrics.staleness import sizes_of
+from testbed.policies.buffer import buffer
+from testbed.policies.placement import EXTERNAL, JobMap
+from testbed.policies.selection import order, rejected
+from testbed.policies.staleness import StalenessRule
+
+
+class ExperienceStore:
+    """Owns readiness, the buffer and the disposal of experience."""
+
+    def __init__(self, ctx: Context, jobs: JobMap) -> None:
+        self._ctx = ctx
+        self._p = ctx.progress
+        self._jobs = jobs
+        algorithm, config = ctx.scenario.algorithm, ctx.scenario.experience
+        self._together = algorithm.group_ready_together
+        self.lots_per_batch = (
+            algorithm.rollout_batch_size if self._together else algorithm.trajectories_per_batch
+        )
+        self._selection = config.selection
+        self._order = order(config.selection.order)
+        self.rule = StalenessRule(config.staleness, sizes_of(ctx.scenario))
+        self.buffer = buffer(config.buffer, self._order, self.lots_per_batch, config.staleness.bound or 0)
+        self._serial = ctx.scenario.workload.rewards.stage == "serial"
+        self.retry_tasks: deque[int] = deque()
+        self.for_trainer: deque[Lot] = deque()
+        """Lots that only miss signals of the training pool."""
+        self._lot_of: dict[int, Lot] = {}
+        self.unscored = 0
+        """Generated trajectories that are not ready."""
+        self._sequence = 0
+        self._unused: dict[int, int] = {}
+        """Dispatch version -> trajectories dispatched under it and not yet used."""
+        self._batch: list[Lot] = []
+        self._batches = 0
+
+    # --- bookkeeping of versions for the `wait` action -----------------------------------------------------------------
+
+    def dispatched(self, t: Trajectory) -> None:
+        self._unused[t.dispatch_version] = self._unused.get(t.dispatch_version, 0) + 1
+
+    def _used(self, t: Trajectory) -> None:
+        version = t.dispatch_version
+        if version >= 0:
+            left = self._unused[version] - 1
+            if left:
+                self._unused[version] = left
+            else:
+                del self._unused[version]
+
+    def holds_publication(self) -> bool:
+        oldest = min(self._unused) if self._unused else None
+        return self.rule.holds_publication(self._p.deployed, oldest)
+
+    # --- generated -> ready ---------------------------------------------------------------------------------------------
+
+    def expect(self, group: Group) -> None:
+        """A group was populated: its lots come to life."""
+        missing = self._jobs.all_missing
+        for t in group.members:
+            t.missing = missing
+        lots = [Lot(group, group.members)] if self._together else [Lot(group, [t]) for t in group.members]
+        group.lots = len(lots)
+        for lot in lots:
+            for t in lot.members:
+                self._lot_of[t.id] = lot
+
+    def generated(self, t: Trajectory) -> None:
+        """All turns of `t` are done; its slot is free already. Asks for the signals that need no training pool."""
+        ctx, p, group = self._ctx, self._p, t.group
+        t.generated_t = ctx.now
+        t.completion_deployed = p.deployed
+        group.generated += 1
+        p.open_trajectories -= 1
+        self.unscored += 1
+        last = group.generated + group.resolved == len(group.members)
+        if last:
+            group.advance("all_generated")
+            p.generated += 1
+            p.open_groups -= 1
+        for signal in self._jobs.external:
+            if not self._serial or signal != "reward":
+                ctx.out.append(do.ComputeSignals(signal, (t.id,), EXTERNAL))
+            elif last:
+                ctx.out.append(do.ComputeSignals(signal, self._generated_members(group), EXTERNAL))
+        if not t.missing & ~self._jobs.trainer_bits:
+            self._scored(t)
+
+    def _generated_members(self, group: Group) -> tuple[int, ...]:
+        return tuple(m.id for m in group.members if m.state == "generated")
+
+    def signal_ready(self, event: said.SignalReady) -> None:
+        bit = self._jobs.bit.get(event.signal)
+        if bit is None:
+            raise ProtocolError(f"signal {event.signal!r} is not one that the algorithm needs: {list(self._jobs.bit)}")
+        on_trainer = self._jobs.trainer_bits
+        is_reward = event.signal == "reward"
+        for i, id in enumerate(event.trajectories):
+            t = self._ctx.trajectories.get(id)
+            if t is None:
+                continue
+            if not t.missing & bit:
+                raise ProtocolError(f"signal {event.signal!r} of trajectory {id} arrived twice")
+            before = t.missing & ~on_trainer
+            t.missing &= ~bit
+            if is_reward and event.values:
+                t.reward = event.values[i]
+            if before and not t.missing & ~on_trainer:
+                self._scored(t)
+            elif not t.missing:
+                self._ready(t)
+
+    def _scored(self, t: Trajectory) -> None:
+        """Every signal that needs no training pool is there."""
+        group = t.group
+        group.scored += 1
+        if not self._jobs.trainer_bits:
+            self._ready(t)
+        elif not self._together or group.scored + group.resolved == len(group.members):
+            self.for_trainer.append(self._lot_of[t.id])
+
+    def _ready(self, t: Trajectory) -> None:
+        t.advance("signals_complete")
+        t.ready_t = self._ctx.now
+        self.unscored -= 1
+        lot = self._lot_of[t.id]
+        lot.missing -= 1
+        if not lot.missing:
+            self._lot_ready(lot)
+
+    def _lot_ready(self, lot: Lot) -> None:
+        lot.group_ready_t = self._ctx.now
+        lot.sequence = self._sequence
+        self._sequence += 1
+        if self._together:
+            lot.group.advance("all_ready")
+        if reason := rejected(self._selection, lot):
+            self.drop(lot, reason, buffered=True)
+            return
+        self._store(lot)
+
+    def _store(self, lot: Lot) -> None:
+        stored, evicted = self.buffer.ready(lot)
+        if not stored:
+            self._p.open_groups += 1 if self._together else 0
+            self._p.open_trajectories += len(lot.members)
+        if evicted is not None:
+            self.drop(evicted, "buffer_full", buffered=False)
+
+    # --- early ends -----------------------------------------------------------------------------------------------------
+
+    def ended_early(self, t: Trajectory) -> None:
+        """A trajectory ended before it was ready (failed or aborted): its group does not wait for it."""
+        p, group = self._p, t.group
+        self._used(t)
+        lot = self._lot_of.pop(t.id)
+        if group.state == "aborted":
+            self._bury(group)
+            return
+        group.resolved += 1
+        p.open_trajectories -= 1
+        lot.members = [m for m in lot.members if m is not t]
+        lot.missing -= 1
+        if group.generated + group.resolved == len(group.members) and group.state == "generating":
+            p.open_groups -= 1
+            if not group.generated:
+                group.advance("drop")
+                p.dropped += 1
+                self.buffer.release(group.lots)
+                del self._ctx.groups[group.id]
+                return
+            group.advance("all_generated")
+            p.generated += 1
+            waiting = self._generated_members(group)
+            if self._serial and "reward" in self._jobs.external and waiting:
+                self._ctx.out.append(do.ComputeSignals("reward", waiting, EXTERNAL))
+        if not self._together:
+            self.buffer.release(1)
+            group.lots -= 1
+            return
+        if self._jobs.trainer_bits and group.scored and group.scored + group.resolved == len(group.members):
+            self.for_trainer.append(lot)
+        if lot.members and not lot.missing:
+            self._lot_ready(lot)
+
+    def _bury(self, group: Group) -> None:
+        """Forget an abandoned group once its last member is gone."""
+        group.resolved += 1
+        if group.resolved == len(group.members):
+            self._ctx.groups.pop(group.id, None)
+
+    def abandon(self, group: Group) -> None:
+        """An early stop gives up a whole group; its members end one by one."""
+        group.advance("abort")
+        p = self._p
+        p.open_groups -= 1
+        p.open_trajectories -= len(group.members) - group.generated - group.resolved
+        p.dropped += 1
+        self.buffer.release(group.lots)
+        for t in group.members:
+            if t.state == "generated":
+                self.unscored -= 1
+
+    def drop(self, lot: Lot, reason: str, *, buffered: bool, staleness: int = -1) -> None:
+        """Throw away a ready lot. `buffered`: its reserved place is still held."""
+        p = self._p
+        if self._together:
+            lot.group.advance("drop")
+            p.dropped += 1
+        for t in lot.members:
+            t.advance("drop")
+        if buffered:
+            self.buffer.release(1)
+        self._retire(lot, "dropped", reason, staleness)
+        if not self._together and lot.group.lots == 0:
+            p.dropped += sum(1 for t in lot.group.members if t.state == "dropped") // p.group_size
+
+    def _retire(self, lot: Lot, outcome: str, reason: str, staleness: int = -1) -> None:
+        ctx = self._ctx
+        ids = []
+        for t in lot.members:
+            del ctx.trajectories[t.id]
+            del self._lot_of[t.id]
+            if lot.uses == 0:
+                self._used(t)
+            ids.append(t.id)
+        lot.group.lots -= 1
+        if lot.group.lots == 0:
+            ctx.groups.pop(lot.group.id, None)
+        ctx.out.append(do.Retire(tuple(ids), lot.group.id, outcome, reason, lot.output_tokens, staleness))
+
+    # --- batches --------------------------------------------------------------------------------------------------------
+
+    @property
+    def trainable(self) -> int:
+        """Lots that could be in a batch once the training pool has computed its signals."""
+        return self.buffer.num_ready + len(self.for_trainer)
+
+    @property
+    def batch_ready(self) -> bool:
+        return self.buffer.num_ready >= self.lots_per_batch
+
+    def take_batch(self, pool: int) -> do.Train | None:
+        """The next batch, or None. Lots that are too old are disposed of on the way."""
+        if not self.batch_ready:
+            return None
+        p, rule, now = self._p, self.rule, self._ctx.now
+        chosen: list[tuple[Lot, int, str]] = []
+        while len(chosen) < self.lots_per_batch and self.buffer.num_ready:
+            lot = self.buffer.take()
+            for t in lot.members:
+                t.dequeued_t = now
+                t.dequeue_deployed = p.deployed
+                t.trainer_version = p.trainer_version
+                t.trained_before = p.trained_trajectories
+            reading = rule.of_lot(lot)
+            verdict = rule.verdict(reading)
+            if self._order.outside(lot, p):
+                self.drop(lot, "outside_window", buffered=False, staleness=reading)
+            elif verdict in ("drop", "retry"):
+                if verdict == "retry":
+                    self.retry_tasks.append(lot.group.task)
+                self.drop(lot, "stale", buffered=False, staleness=reading)
+            else:
+                chosen.append((lot, reading, verdict))
+        if len(chosen) < self.lots_per_batch:
+            for lot, _, _ in chosen:
+                self.buffer.give_back(lot)
+            self._stored_late()
+            return None
+        self._stored_late()
+        self._batch = [lot for lot, _, _ in chosen]
+        if self._together:
+            for lot in self._batch:
+                lot.group.advance("take")
+        experiences = tuple(
+            self._experience(t, lot, verdict) for lot, _, verdict in chosen for t in lot.members
+        )
+        p.batches_dequeued += 1
+        number = self._batches
+        self._batches += 1
+        return do.Train(number, pool, self._ctx.scenario.algorithm.num_steps_per_rollout, experiences, self._order.why)
+
+    def _stored_late(self) -> None:
+        p = self._p
+        for lot in self.buffer.taken():
+            p.open_groups -= 1 if self._together else 0
+            p.open_trajectories -= len(lot.members)
+
+    def _experience(self, t: Trajectory, lot: Lot, verdict: str) -> do.Experience:
+        t.advance("take")
+        if lot.uses == 0:
+            self._used(t)
+        if verdict == "mask":
+            t.masked_tokens = self.rule.masked_tokens(t, self._p.deployed)
+        group = t.group
+        return do.Experience(
+            t.id,
+            group.id,
+            group.task,
+            t.turn + 1,
+            t.prompt_tokens,
+            t.output_tokens,
+            t.masked_tokens,
+            t.observation_tokens,
+            t.reward,
+            t.dispatch_version,
+            t.oldest_version,
+            t.newest_version,
+            t.completion_deployed,
+            t.dequeue_deployed,
+            t.trainer_version,
+            t.dispatch_trainer_version,
+            t.submitted_index,
+            t.trained_before,
+            t.submitted_t,
+            t.dispatched_t,
+            t.first_token_t,
+            t.generated_t,
+            t.ready_t,
+            lot.group_ready_t,
+            t.dequeued_t,
+            lot.uses,
+            verdict == "correct",
+            self.rule.reading(t),
+        )
+
+    def batch_done(self) -> None:
+        """The batch's last update is done: each lot is over, or goes back for another use."""
+        p = self._p
+        p.batches_trained += 1
+        batch, self._batch = self._batch, []
+        for lot in batch:
+            lot.uses += 1
+            if lot.uses == 1:
+                p.trained_trajectories += len(lot.members)
+            if lot.uses < self._selection.use_count:
+                for t in lot.members:
+                    t.advance("reuse")
+                if self._together:
+                    lot.group.advance("reuse")
+                self.buffer.give_back(lot)
+                continue
+            for t in lot.members:
+                t.advance("batch_done")
+            if self._together:
+                lot.group.advance("batch_done")
+            self._retire(lot, "trained", "")
+
+    def close(self) -> None:
+        """The run is over: what is left ends as aborted, in order of its id."""
+        ctx = self._ctx
+        for group in list(ctx.groups.values()):
+            alive = [t for t in group.members if t.id in ctx.trajectories]
+            for t in alive:
+                t.state = "aborted"
+                del ctx.trajectories[t.id]
+            if alive:
+                tokens = sum(t.output_tokens for t in alive)
+                ctx.out.append(do.Retire(tuple(t.id for t in alive), group.id, "aborted", "run_ended", tokens))
+        ctx.groups.clear()
+        self._lot_of.clear()

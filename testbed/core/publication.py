@@ -1,0 +1,376 @@
+"""A weight update, step by step: prepare, pause, copy, requantise, ready, barrier, resume; in waves; with failures.
+
+One update at a time. A failure leaves the old version serving; a wave that has passed its barrier stays. It asks the publication
+policy which path and which waves, and the experience store whether a publication must wait. It refuses to know how bytes move.
+"""
+
+from __future__ import annotations
+
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.core.context import Context, ProtocolError
+from testbed.core.experience import ExperienceStore
+from testbed.core.records import Engine
+from testbed.core.rollouts import Rollouts
+from testbed.core.states import ENGINE, IllegalTransition
+from testbed.policies.publication import RENDEZVOUS, choose_path, waves
+
+MAX_RETRIES = 3
+"""Copies sent again to one engine under `on_failure: retry` before the update is given up."""
+
+
+class Update:
+    """One publication (or the catch-up of engines that were away)."""
+
+    def __init__(self, version: int, path: str, participants: tuple[int, ...], catch_up: bool) -> None:
+        self.version = version
+        self.path = path
+        self.participants = participants
+        self.catch_up = catch_up
+        self.prepared = catch_up
+        self.trainer_released = catch_up
+        self.waves: list[tuple[int, ...]] = []
+        self.wave: tuple[int, ...] = ()
+        self.passed: set[int] = set()
+        """Engines of this wave whose barrier is passed and that are being resumed."""
+        self.retries: dict[int, int] = {}
+        self.failed = False
+        self.timer = -1
+        self.waits_for_pool = False
+
+
+class Publications:
+    """Owns the engines' update states and the deployed version."""
+
+    def __init__(self, ctx: Context, experience: ExperienceStore, rollouts: Rollouts) -> None:
+        self._ctx = ctx
+        self._p = ctx.progress
+        self._experience = experience
+        self._rollouts = rollouts
+        self._weights = ctx.scenario.weights
+        self._rule = ctx.scenario.weights.transition
+        self._needs_requantize = self._weights.requantize != "none"
+        self.update: Update | None = None
+        self._due = 0
+        """Publications that were asked for and have not started."""
+        self._path_costs: tuple[said.PathCost, ...] = ()
+        self._catch_up: list[int] = []
+
+    def run_started(self, event: said.RunStarted) -> None:
+        self._path_costs = event.path_costs
+
+    # --- life of an update ----------------------------------------------------------------------------------------------
+
+    @property
+    def holds_trainer(self) -> bool:
+        return self.update is not None and not self.update.trainer_released
+
+    @property
+    def waits_for_pool(self) -> bool:
+        """Prepared, and its participants' GPUs have to change phase first."""
+        u = self.update
+        return u is not None and u.waits_for_pool and u.prepared
+
+    @property
+    def busy(self) -> bool:
+        return self.update is not None or self._due > 0
+
+    def request(self) -> None:
+        """A publication is due."""
+        self._due += 1
+        self.pump()
+
+    def pump(self) -> None:
+        """Start the next update if one is due and nothing holds it."""
+        if self.update is not None:
+            return
+        if self._catch_up:
+            self._start_catch_up()
+        elif self._due and not self._experience.holds_publication():
+            self._due = 0
+            self._start()
+
+    def _advance(self, engine: Engine, given: str) -> None:
+        try:
+            engine.state = ENGINE[engine.state][given]
+        except KeyError:
+            raise IllegalTransition("engine", engine.index, engine.state, given, ENGINE) from None
+
+    def _start(self) -> None:
+        ctx = self._ctx
+        at_work = tuple(e.index for e in ctx.engines if e.state not in ("away", "lost"))
+        participants = at_work or tuple(e.index for e in ctx.engines if e.state == "away")
+        path, why = choose_path(self._weights, self._path_costs)
+        version = max((e.version for e in ctx.engines), default=0) + 1
+        update = Update(version, path, participants, catch_up=False)
+        update.waits_for_pool = not at_work and bool(participants)
+        self.update = update
+        self._p.updating = True
+        ctx.out.append(
+            do.PrepareWeights(version, self._p.trainer_version, path, participants, ctx.layout.train_pool, why)
+        )
+
+    def prepared(self, event: said.WeightsPrepared) -> None:
+        update = self._of(event.version)
+        update.prepared = True
+        if not update.waits_for_pool:
+            self._begin(update)
+
+    def trainer_released(self, event: said.TrainerReleased) -> None:
+        if self.update is not None and self.update.version == event.version:
+            self.update.trainer_released = True
+
+    def _of(self, version: int) -> Update:
+        if self.update is None or self.update.version != version:
+            raise ProtocolError(f"version {version} is not being published")
+        return self.update
+
+    def _begin(self, update: Update) -> None:
+        update.waits_for_pool = False
+        alive = [i for i in update.participants if self._ctx.engines[i].state == "serving"]
+        update.participants = tuple(alive)
+        update.waves = waves(self._weights, alive)
+        self._next_wave(update)
+
+    def _next_wave(self, update: Update) -> None:
+        if not update.waves:
+            self._conclude(update)
+            return
+        update.wave = update.waves.pop(0)
+        update.passed = set()
+        ctx = self._ctx
+        update.timer = ctx.next_timer()
+        ctx.out.append(do.SetTimer(update.timer, ctx.now + self._weights.timeout_s))
+        for index in update.wave:
+            engine = ctx.engines[index]
+            self._rollouts.close(index)
+            self._advance(engine, "begin")
+            if self._rule.pause_generation_mode != "finish" or not engine.in_flight:
+                self._pause(engine, update)
+
+    def _pause(self, engine: Engine, update: Update) -> None:
+        self._advance(engine, "pause")
+        mode = self._rule.pause_generation_mode
+        self._ctx.out.append(
+            do.PauseEngine(engine.index, "retract" if mode == "finish" else mode, update.version)
+        )
+
+    def turn_left(self, engine: Engine) -> None:
+        """A turn left this engine: under `finish`, the last one lets the pause begin."""
+        if engine.state == "draining" and not engine.in_flight and self.update is not None:
+            self._pause(engine, self.update)
+
+    def paused(self, event: said.EnginePaused) -> None:
+        engine, update = self._member(event.engine)
+        self._advance(engine, "paused")
+        if self._rule.kv == "flush":
+            self._ctx.out.append(do.FlushCache(engine.index))
+        if self._rule.kv != "keep":
+            self._rollouts.router.cache_dropped(engine.index)
+        if update.failed:
+            self._restore(engine)
+        elif update.path not in RENDEZVOUS:
+            self._copy(engine, update)
+        elif all(self._ctx.engines[i].state == "paused" for i in update.wave):
+            for i in update.wave:
+                self._copy(self._ctx.engines[i], update)
+
+    def _member(self, index: int) -> tuple[Engine, Update]:
+        if self.update is None or index not in self.update.wave:
+            raise ProtocolError(f"engine {index} takes no part in an update")
+        return self._ctx.engines[index], self.update
+
+    def _copy(self, engine: Engine, update: Update) -> None:
+        self._advance(engine, "copy")
+        self._ctx.out.append(do.CopyWeights(engine.index, update.version, update.path, update.wave))
+
+    def copied(self, event: said.WeightsCopied) -> None:
+        engine, update = self._member(event.engine)
+        if engine.state in ("resuming", "serving", "lost"):
+            return
+        self._advance(engine, "copied")
+        if update.failed:
+            self._restore(engine)
+        elif self._needs_requantize:
+            self._advance(engine, "requantize")
+            self._ctx.out.append(do.RequantizeWeights(engine.index, update.version, self._weights.requantize))
+        else:
+            self._advance(engine, "agree")
+            self._barrier(update)
+
+    def ready(self, event: said.EngineReady) -> None:
+        engine, update = self._member(event.engine)
+        if engine.state in ("resuming", "serving", "lost"):
+            return
+        self._advance(engine, "agree")
+        if update.failed:
+            self._restore(engine)
+        else:
+            self._barrier(update)
+
+    def _barrier(self, update: Update) -> None:
+        """Invariant 3: nobody resumes before every participant of the wave is ready."""
+        engines = [self._ctx.engines[i] for i in update.wave]
+        if any(e.state != "ready" for e in engines):
+            return
+        for engine in engines:
+            self._advance(engine, "barrier")
+            update.passed.add(engine.index)
+            self._ctx.out.append(do.ResumeEngine(engine.index, update.version, self._rule.kv))
+
+    def resumed(self, event: said.EngineResumed) -> None:
+        engine, update = self._member(event.engine)
+        self._advance(engine, "resumed")
+        if event.version < engine.version:
+            raise ProtocolError(f"engine {engine.index} went back from version {engine.version} to {event.version}")
+        if event.version > engine.version and engine.index not in update.passed:
+            raise ProtocolError(f"engine {engine.index} serves version {event.version} before the barrier was passed")
+        engine.version = event.version
+        self._rollouts.open(engine.index)
+        self._wave_over(update)
+
+    def _wave_over(self, update: Update) -> None:
+        if any(self._ctx.engines[i].state not in ("serving", "lost", "away") for i in update.wave):
+            return
+        if update.failed:
+            self._conclude(update)
+        else:
+            self._next_wave(update)
+
+    def _conclude(self, update: Update) -> None:
+        p = self._p
+        self.update = None
+        p.updating = False
+        if not update.catch_up:
+            p.publications += 1
+            if not update.failed:
+                p.deployed = update.version
+                self._catch_up.extend(
+                    e.index for e in self._ctx.engines if e.state == "serving" and e.version < p.deployed
+                )
+        self.pump()
+
+    # --- failures ---------------------------------------------------------------------------------------------------------
+
+    def failed(self, event: said.WeightUpdateFailed) -> None:
+        update = self._of(event.version)
+        if event.engine < 0:
+            update.failed = True
+            update.trainer_released = True
+            if not update.waits_for_pool:
+                self._conclude(update)
+            return
+        engine, _ = self._member(event.engine)
+        self._trouble(engine, update)
+
+    def _trouble(self, engine: Engine, update: Update) -> None:
+        policy = self._weights.on_failure
+        tried = update.retries.get(engine.index, 0)
+        can_copy = engine.state in ("copying", "requantizing")
+        if policy == "retry" and can_copy and tried < MAX_RETRIES and not update.failed:
+            update.retries[engine.index] = tried + 1
+            self._copy(engine, update)
+        elif policy == "remove_engine":
+            self.engine_lost(engine)
+        else:
+            self._give_up(update)
+
+    def _give_up(self, update: Update) -> None:
+        """Every participant of the wave that has not passed the barrier goes back to the version it served."""
+        update.failed = True
+        update.trainer_released = True
+        update.waves = []
+        for index in update.wave:
+            engine = self._ctx.engines[index]
+            if engine.state == "draining":
+                self._advance(engine, "cancel")
+                self._rollouts.open(index)
+            elif engine.state in ("paused", "copying", "copied", "requantizing", "ready"):
+                self._restore(engine)
+        self._wave_over(update)
+
+    def _restore(self, engine: Engine) -> None:
+        self._advance(engine, "restore")
+        self._ctx.out.append(do.ResumeEngine(engine.index, engine.version, self._rule.kv))
+
+    def timer_fired(self, event: said.TimerFired) -> None:
+        update = self.update
+        if update is None or event.timer != update.timer or update.failed:
+            return
+        late = [self._ctx.engines[i] for i in update.wave]
+        for engine in late:
+            if engine.state not in ("ready", "resuming", "serving", "lost") and self.update is update:
+                self._trouble(engine, update)
+
+    def engine_lost(self, engine: Engine) -> None:
+        """The barrier goes on without it; its turns go elsewhere."""
+        if engine.state == "lost":
+            return
+        self._advance(engine, "lose")
+        self._rollouts.engine_lost(engine)
+        update = self.update
+        if update is None:
+            return
+        if engine.index in update.wave:
+            update.wave = tuple(i for i in update.wave if i != engine.index)
+            engines = [self._ctx.engines[i] for i in update.wave]
+            if not update.failed and engines and update.path in RENDEZVOUS and all(e.state == "paused" for e in engines):
+                for e in engines:
+                    self._copy(e, update)
+            elif not update.failed and engines:
+                self._barrier(update)
+            self._wave_over(update)
+        update.waves = [w for w in (tuple(i for i in w if i != engine.index) for w in update.waves) if w]
+
+    # --- engines that were away -------------------------------------------------------------------------------------------
+
+    def leave(self, engine: Engine) -> None:
+        """Its GPUs change to training."""
+        self._rollouts.close(engine.index)
+        self._advance(engine, "leave")
+        self._rollouts.router.cache_dropped(engine.index)
+
+    def returned(self, engines: list[Engine]) -> None:
+        """Their GPUs are back in generation."""
+        for engine in engines:
+            self._advance(engine, "return")
+        update = self.update
+        if update is not None and update.waits_for_pool:
+            if update.failed:
+                update.waits_for_pool = False
+                self._open_all(engines)
+                self._conclude(update)
+            else:
+                self._begin(update)
+            return
+        behind = [e.index for e in engines if e.version < self._p.deployed]
+        self._open_all([e for e in engines if e.version >= self._p.deployed])
+        if behind:
+            self._catch_up.extend(behind)
+            self.pump()
+
+    def _open_all(self, engines: list[Engine]) -> None:
+        for engine in engines:
+            self._rollouts.open(engine.index)
+
+    def joined(self, event: said.EngineJoined) -> None:
+        engine = self._ctx.engines[event.engine]
+        self._advance(engine, "join")
+        engine.version = event.version
+        if engine.version < self._p.deployed:
+            self._catch_up.append(engine.index)
+            self.pump()
+        else:
+            self._rollouts.open(engine.index)
+
+    def _start_catch_up(self) -> None:
+        """Engines that missed publications copy the deployed version; there is nothing to prepare."""
+        indexes = [i for i in self._catch_up if self._ctx.engines[i].state == "serving"]
+        self._catch_up = []
+        behind = tuple(i for i in indexes if self._ctx.engines[i].version < self._p.deployed)
+        if not behind:
+            return
+        shared = all(self._ctx.layout.pools[self._ctx.engines[i].pool].shared for i in behind)
+        path = "cuda_ipc" if shared else choose_path(self._weights, self._path_costs)[0]
+        self.update = Update(self._p.deployed, path, behind, catch_up=True)
+        self._begin(self.update)

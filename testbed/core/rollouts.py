@@ -1,0 +1,355 @@
+"""From "may another group start?" to "this trajectory is generated": admission, dispatch, turns, tools, losses and aborts.
+
+Asks the admission, concurrency and routing policies; hands generated trajectories to `experience`. It refuses to know batches,
+staleness and weights, except that a closed engine takes no turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from numpy.random import Generator
+
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.core.context import Context, ProtocolError
+from testbed.core.experience import ExperienceStore
+from testbed.core.records import Engine, Group, Trajectory
+from testbed.policies.admission import admission
+from testbed.policies.concurrency import concurrency
+from testbed.policies.routing import RouteRequest, router
+
+MAX_ATTEMPTS = 4
+"""A turn that was lost this often ends its trajectory as failed."""
+
+
+class Rollouts:
+    """Owns the queue of turns that want an engine."""
+
+    def __init__(self, ctx: Context, experience: ExperienceStore, rng: Generator) -> None:
+        self._ctx = ctx
+        self._p = ctx.progress
+        self._experience = experience
+        rollout = ctx.scenario.rollout
+        self.admission = admission(rollout.admission)
+        self.concurrency = concurrency(rollout.concurrency)
+        self.router = router(rollout.routing, len(ctx.engines), rng)
+        self._keeps_kv = ctx.scenario.weights.transition.kv == "keep"
+        self._open_arrivals = getattr(ctx.scenario.workload, "arrivals", "closed") != "closed"
+        self._together = ctx.scenario.algorithm.group_ready_together
+        self.queue: deque[Trajectory] = deque()
+        self.in_flight = 0
+        """Turns in engines."""
+        self._arrived: deque[said.TaskArrived] = deque()
+        self.exhausted = False
+        self._next_group = 0
+        self._next_trajectory = 0
+        self._full: set[int] = set()
+        self._held: set[int] = set()
+
+    @property
+    def has_arrivals(self) -> bool:
+        """Tasks that arrived by themselves and wait for admission."""
+        return bool(self._arrived)
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Start whatever may start now."""
+        if self.queue:
+            self._dispatch()
+        while not (blocked := self._blocked_by()):
+            self._start_group()
+        self._ctx.note("admission", blocked)
+
+    def _blocked_by(self) -> str:
+        ctx = self._ctx
+        if ctx.closed or ctx.finished:
+            return "no_task"
+        if self._open_arrivals:
+            if not self._arrived:
+                return "no_task"
+        elif self.exhausted and not self._experience.retry_tasks:
+            return "no_task"
+        if not self._experience.buffer.admits(1 if self._together else self._p.group_size):
+            return "buffer_full"
+        return self.admission.blocked_by(self._p)
+
+    def _start_group(self) -> None:
+        ctx, p = self._ctx, self._p
+        group = Group(self._next_group, ctx.now, self.admission.why)
+        self._next_group += 1
+        ctx.groups[group.id] = group
+        p.submitted += 1
+        p.open_groups += 1
+        p.open_trajectories += p.group_size
+        self._experience.buffer.reserve(1 if self._together else p.group_size)
+        if self._open_arrivals:
+            self._populate(group, self._arrived.popleft())
+            return
+        retry = self._experience.retry_tasks
+        task = retry.popleft() if retry else self.admission.next_task()
+        ctx.out.append(do.DrawTask(group.id, self.admission.why, task))
+
+    def task_arrived(self, event: said.TaskArrived) -> None:
+        if event.group < 0:
+            self._arrived.append(event)
+        else:
+            self._populate(self._ctx.groups[event.group], event)
+        self.pump()
+
+    def tasks_exhausted(self, event: said.TasksExhausted) -> None:
+        self.exhausted = True
+        group = self._ctx.groups.pop(event.group, None)
+        if group is not None:
+            group.advance("abort")
+            p = self._p
+            p.submitted -= 1
+            p.open_groups -= 1
+            p.open_trajectories -= p.group_size
+            self._experience.buffer.release(1 if self._together else p.group_size)
+        self.pump()
+
+    def _populate(self, group: Group, task: said.TaskArrived) -> None:
+        p, now = self._p, self._ctx.now
+        group.advance("task_arrived")
+        group.task = task.task
+        group.prompt_tokens = task.prompt_tokens
+        group.blocks = task.blocks or (-1 - group.task,)
+        group.block_tokens = task.block_tokens or max(task.prompt_tokens, 1)
+        members = task.members or p.group_size
+        p.open_trajectories += members - p.group_size
+        for member in range(members):
+            t = Trajectory(self._next_trajectory, group, member, now, p.submitted_trajectories)
+            self._next_trajectory += 1
+            p.submitted_trajectories += 1
+            self._ctx.trajectories[t.id] = t
+            group.members.append(t)
+            if task.environment:
+                t.state = "preparing"
+                t.environment = True
+                self._ctx.out.append(do.PrepareEnvironment(t.id))
+            else:
+                self.queue.append(t)
+        self._experience.expect(group)
+
+    def environment_ready(self, event: said.EnvironmentReady) -> None:
+        t = self._ctx.trajectories.get(event.trajectory)
+        if t is None:
+            return
+        t.advance("environment_ready")
+        self.queue.append(t)
+        self._dispatch()
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        queue, may_start, choose = self.queue, self.concurrency.may_start, self.router.choose
+        while queue:
+            t = queue[0]
+            if t.state != "queued":
+                queue.popleft()
+                continue
+            if not may_start(self.in_flight):
+                return
+            group = t.group
+            request = RouteRequest(
+                t.id, group.id, t.turn, group.task, t.context_tokens, group.blocks, group.block_tokens, t.home
+            )
+            index = choose(request)
+            if index is None:
+                return
+            queue.popleft()
+            engine = self._ctx.engines[index]
+            t.advance("start_turn")
+            t.engine = index
+            t.turn_engine_version = engine.version
+            if t.dispatch_version < 0:
+                t.dispatch_version = engine.version
+                t.dispatch_trainer_version = self._p.trainer_version
+                t.dispatched_t = self._ctx.now
+                self._experience.dispatched(t)
+            engine.in_flight[t.id] = t
+            self.in_flight += 1
+            self.router.started(index, request)
+            if self.concurrency.engine_full(index, len(engine.in_flight)):
+                self._full.add(index)
+                self.router.close(index)
+            self._ctx.out.append(
+                do.StartTurn(t.id, t.turn, index, group.id, group.task, t.member, t.attempt, self.router.why)
+            )
+
+    def _leave_engine(self, t: Trajectory, index: int) -> Engine:
+        engine = self._ctx.engines[index]
+        if engine.in_flight.pop(t.id, None) is None:
+            raise ProtocolError(f"trajectory {t.id} has no turn in engine {index}")
+        self.in_flight -= 1
+        self.router.finished(index)
+        if index in self._full and not self.concurrency.engine_full(index, len(engine.in_flight)):
+            self._full.discard(index)
+            if index not in self._held:
+                self.router.open(index)
+        return engine
+
+    def turn_finished(self, event: said.TurnFinished) -> Engine:
+        """Returns the engine that the turn left (an update may wait for it to run empty)."""
+        t = self._ctx.trajectories.get(event.trajectory)
+        if t is None or t.turn != event.turn:
+            raise ProtocolError(f"TurnFinished for trajectory {event.trajectory} turn {event.turn}, which is not in flight")
+        engine = self._leave_engine(t, event.engine)
+        self._read_versions(t, event)
+        t.output_tokens += event.output_tokens
+        if t.first_token_t < 0:
+            t.first_token_t = event.first_token_t
+        t.home = event.engine
+        t.engine = -1
+        if t.aborting and not t.aborting.startswith("requeue"):
+            self._end(t, "abort", "aborted", t.aborting)
+        elif event.continues:
+            t.aborting = ""
+            t.advance("turn_continues")
+            self._ctx.out.append(do.RunTool(t.id, t.turn))
+            t.turn += 1
+            t.attempt = 0
+        else:
+            t.aborting = ""
+            self._generated(t)
+        self.pump()
+        return engine
+
+    def _read_versions(self, t: Trajectory, event: said.TurnFinished) -> None:
+        """Invariants 4, 5 and 6 of the design, and the version history."""
+        at = 0
+        oldest, newest, history = t.oldest_version, t.newest_version, t.token_versions
+        for version, start, end in event.spans:
+            if start != at or end < start or version < newest:
+                raise ProtocolError(
+                    f"spans of trajectory {t.id} turn {event.turn} do not partition its output: {event.spans}"
+                )
+            at = end
+            if oldest < 0 or version < oldest:
+                oldest = version
+            newest = version
+            if history and history[-1][0] == version:
+                history[-1] = (version, history[-1][1] + end - start)
+            else:
+                history.append((version, end - start))
+        if at != event.output_tokens:
+            raise ProtocolError(f"spans of trajectory {t.id} turn {event.turn} cover {at} of {event.output_tokens} tokens")
+        t.oldest_version, t.newest_version = oldest, newest
+        if not t.dispatched_t <= event.started_t <= event.first_token_t <= event.t:
+            raise ProtocolError(
+                f"times of trajectory {t.id} turn {event.turn} are out of order: dispatched {t.dispatched_t}, "
+                f"started {event.started_t}, first token {event.first_token_t}, finished {event.t}"
+            )
+        if 0 <= event.kv_version < t.turn_engine_version and not self._keeps_kv:
+            raise ProtocolError(
+                f"trajectory {t.id} turn {event.turn} was sent to version {t.turn_engine_version} and reused KV of "
+                f"version {event.kv_version}, which the transition rule does not allow"
+            )
+
+    def _generated(self, t: Trajectory) -> None:
+        t.advance("turn_ends")
+        if t.environment:
+            self._ctx.out.append(do.ReleaseEnvironment(t.id))
+            t.environment = False
+        group = t.group
+        self._experience.generated(t)
+        if group.generated == len(group.members) and self.admission.early_stop(self._p):
+            self._stop_round()
+
+    def turn_failed(self, event: said.TurnFailed) -> Engine:
+        t = self._ctx.trajectories.get(event.trajectory)
+        if t is None or t.turn != event.turn:
+            raise ProtocolError(f"TurnFailed for trajectory {event.trajectory} turn {event.turn}, which is not in flight")
+        engine = self._leave_engine(t, event.engine)
+        t.wasted_tokens += event.output_tokens
+        t.engine = -1
+        if t.aborting and not t.aborting.startswith("requeue"):
+            self._end(t, "abort", "aborted", t.aborting)
+        else:
+            self._send_again(t, counts=event.reason != "aborted")
+        self.pump()
+        return engine
+
+    def _send_again(self, t: Trajectory, counts: bool) -> None:
+        """Same request id. `counts`: the loss was nobody's decision, so it uses up an attempt."""
+        t.aborting = ""
+        t.attempt += 1
+        if counts and t.attempt >= MAX_ATTEMPTS:
+            self._end(t, "fail", "failed", "turn_lost")
+            return
+        t.advance("turn_lost")
+        self.queue.appendleft(t)
+
+    def tool_finished(self, event: said.ToolFinished) -> None:
+        t = self._ctx.trajectories.get(event.trajectory)
+        if t is None:
+            return
+        if event.failed:
+            self._end(t, "fail", "failed", "tool")
+            self.pump()
+            return
+        t.observation_tokens += event.observation_tokens
+        t.advance("tool_finished")
+        self.queue.append(t)
+        self._dispatch()
+
+    # --- ends that are not training -----------------------------------------------------------------------------------
+
+    def _end(self, t: Trajectory, given: str, outcome: str, reason: str) -> None:
+        t.advance(given)
+        if t.environment:
+            self._ctx.out.append(do.ReleaseEnvironment(t.id))
+        self._experience.ended_early(t)
+        del self._ctx.trajectories[t.id]
+        self._ctx.out.append(do.Retire((t.id,), t.group.id, outcome, reason, t.output_tokens))
+
+    def _stop_round(self) -> None:
+        for group in list(self._ctx.groups.values()):
+            if group.state == "generating":
+                self.admission.abandoned(group.task)
+                self._experience.abandon(group)
+                for t in group.members:
+                    if t.state == "generating":
+                        t.aborting = "over_sampled"
+                        self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, "over_sampled"))
+                    elif t.id in self._ctx.trajectories:
+                        self._end(t, "abort", "aborted", "over_sampled")
+
+    def take_back(self, engine: Engine, why: str) -> None:
+        """Abort this engine's turns and send them elsewhere."""
+        for t in engine.in_flight.values():
+            if not t.aborting:
+                t.aborting = f"requeue:{why}"
+                self._ctx.out.append(do.AbortTurn(t.id, t.turn, engine.index, why))
+
+    def engine_lost(self, engine: Engine) -> None:
+        self.close(engine.index)
+        lost = list(engine.in_flight.values())
+        for t in reversed(lost):
+            self._leave_engine(t, engine.index)
+            t.engine = -1
+            if t.aborting and not t.aborting.startswith("requeue"):
+                self._end(t, "abort", "aborted", t.aborting)
+            else:
+                self._send_again(t, counts=True)
+        self.router.cache_dropped(engine.index)
+
+    # --- engines ------------------------------------------------------------------------------------------------------
+
+    def open(self, index: int) -> None:
+        """The engine takes new turns."""
+        self._held.discard(index)
+        if index not in self._full:
+            self.router.open(index)
+
+    def close(self, index: int) -> None:
+        """The engine takes no new turns (weight update, phase, loss)."""
+        self._held.add(index)
+        self.router.close(index)
+
+    def load_reported(self, event: said.LoadReported) -> None:
+        self.concurrency.observe(event)
+        if self.queue:
+            self._dispatch()

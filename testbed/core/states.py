@@ -1,0 +1,97 @@
+"""Transition tables of the four state machines: trajectory, group, engine under a weight update, GPU pool.
+
+The tables are the documentation: state -> input -> next state. Anything that is not in a table cannot happen, and raises
+`IllegalTransition`. This module knows no data and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Table = Mapping[str, Mapping[str, str]]
+
+
+class IllegalTransition(RuntimeError):
+    """An input that the state machine does not accept in its state."""
+
+    def __init__(self, machine: str, who: object, state: str, given: str, table: Table) -> None:
+        allowed = ", ".join(sorted(table.get(state, {}))) or "nothing: it is an end state"
+        super().__init__(f"{machine} {who}: `{given}` in state `{state}` (accepts: {allowed})")
+
+
+TRAJECTORY: Table = {
+    # admitted, its tool environment is being prepared
+    "preparing": {"environment_ready": "queued", "abort": "aborted", "fail": "failed"},
+    # wants an engine
+    "queued": {"start_turn": "generating", "abort": "aborted", "fail": "failed"},
+    # a model call is in an engine
+    "generating": {
+        "turn_continues": "acting",
+        "turn_ends": "generated",
+        "turn_lost": "queued",
+        "abort": "aborted",
+        "fail": "failed",
+    },
+    # a tool runs; no decode slot is held
+    "acting": {"tool_finished": "queued", "abort": "aborted", "fail": "failed"},
+    # all turns are done; signals are missing
+    "generated": {"signals_complete": "ready", "drop": "dropped", "abort": "aborted", "fail": "failed"},
+    "ready": {"take": "training", "drop": "dropped", "abort": "aborted"},
+    # in a batch that is being trained; a reused trajectory goes back to ready
+    "training": {"batch_done": "trained", "reuse": "ready"},
+    "trained": {},
+    "dropped": {},
+    "aborted": {},
+    "failed": {},
+}
+
+GROUP: Table = {
+    # a task was asked for
+    "drawing": {"task_arrived": "generating", "abort": "aborted"},
+    "generating": {"all_generated": "generated", "abort": "aborted", "drop": "dropped"},
+    # every member is generated; signals are missing
+    "generated": {"all_ready": "ready", "abort": "aborted", "drop": "dropped"},
+    "ready": {"take": "training", "drop": "dropped", "abort": "aborted"},
+    "training": {"batch_done": "trained", "reuse": "ready"},
+    "trained": {},
+    "dropped": {},
+    "aborted": {},
+}
+
+ENGINE: Table = {
+    "serving": {"begin": "draining", "lose": "lost", "leave": "away"},
+    # takes no new turns; those in flight end first (`finish`), or the pause is on its way
+    "draining": {"pause": "pausing", "cancel": "serving", "lose": "lost"},
+    "pausing": {"paused": "paused", "lose": "lost"},
+    "paused": {"copy": "copying", "restore": "resuming", "lose": "lost"},
+    "copying": {"copied": "copied", "restore": "resuming", "copy": "copying", "lose": "lost"},
+    # copied is not ready: the conversion is still to come
+    "copied": {"requantize": "requantizing", "agree": "ready", "restore": "resuming", "lose": "lost"},
+    "requantizing": {"agree": "ready", "restore": "resuming", "copy": "copying", "lose": "lost"},
+    # ready is not resumed: the barrier is still to come
+    "ready": {"barrier": "resuming", "restore": "resuming", "lose": "lost"},
+    "resuming": {"resumed": "serving", "lose": "lost"},
+    # its GPUs train at the moment
+    "away": {"return": "serving", "lose": "lost"},
+    "lost": {"join": "serving"},
+}
+
+POOL: Table = {
+    "generate": {"drain": "draining", "switch": "to_train"},
+    # in-flight turns on its engines are being taken back
+    "draining": {"switch": "to_train"},
+    "to_train": {"switched": "train"},
+    "train": {"switch": "to_generate"},
+    "to_generate": {"switched": "generate"},
+}
+
+MACHINES: Mapping[str, Table] = {"trajectory": TRAJECTORY, "group": GROUP, "engine": ENGINE, "pool": POOL}
+
+
+def step(machine: str, who: object, state: str, given: str) -> str:
+    """Next state. Raises `IllegalTransition` if the machine's table has none."""
+    table = MACHINES[machine]
+    try:
+        return table[state][given]
+    except KeyError:
+        raise IllegalTransition(machine, who, state, given, table) from None

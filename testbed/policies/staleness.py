@@ -1,0 +1,51 @@
+"""What is too old, and then what?
+
+A rule is measure x bound x action, read at dequeue. The measures themselves are formulas in `testbed.metrics.staleness`; this
+module only says what follows from a reading.
+"""
+
+from __future__ import annotations
+
+from testbed.core.records import Lot, Trajectory
+from testbed.metrics.staleness import MEASURES, Sizes
+from testbed.scenario.experience import Staleness
+
+
+class StalenessRule:
+    """The decision over one lot at dequeue."""
+
+    def __init__(self, config: Staleness, sizes: Sizes) -> None:
+        self.measure = config.measure
+        self.bound = config.bound
+        self.action = config.action
+        self._measure = MEASURES[config.measure]
+        self._sizes = sizes
+        self._per_trajectory = config.at == "trajectory"
+
+    def reading(self, trajectory: Trajectory) -> int:
+        """Staleness of one trajectory whose dequeue fields are set."""
+        return self._measure(trajectory, trajectory.dequeue_deployed, trajectory.trainer_version, self._sizes)
+
+    def of_lot(self, lot: Lot) -> int:
+        """A group is as stale as its stalest member (max over samples and turns); `at: trajectory` reads the freshest member."""
+        readings = [self.reading(m) for m in lot.members]
+        return min(readings) if self._per_trajectory else max(readings)
+
+    def verdict(self, reading: int) -> str:
+        """`use`, or the action if the reading is above the bound: `drop`, `retry`, `mask`, `correct`, `none`, `wait`."""
+        if self.bound is None or reading <= self.bound:
+            return "use"
+        return self.action
+
+    def holds_publication(self, deployed: int, oldest_active: int | None) -> bool:
+        """`wait`: whether publishing one more version would push the oldest unused experience over the bound."""
+        if self.action != "wait" or self.bound is None or oldest_active is None:
+            return False
+        return deployed + 1 - oldest_active > self.bound
+
+    def masked_tokens(self, trajectory: Trajectory, deployed: int) -> int:
+        """Tokens made by versions older than `deployed - bound` (action `mask`)."""
+        if self.bound is None:
+            return 0
+        oldest_allowed = deployed - self.bound
+        return sum(n for version, n in trajectory.token_versions if version < oldest_allowed)
