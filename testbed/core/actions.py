@@ -26,6 +26,9 @@ class DrawTask(Action, tag=True):
 
 class PrepareEnvironment(Action, tag=True):
     trajectory: int
+    group: int
+    task: int
+    member: int
 
 
 class ReleaseEnvironment(Action, tag=True):

@@ -366,6 +366,8 @@ class ExperienceStore:
         for group in list(ctx.groups.values()):
             alive = [t for t in group.members if t.id in ctx.trajectories]
             for t in alive:
+                if t.environment:
+                    ctx.out.append(do.ReleaseEnvironment(t.id))
                 t.state = "aborted"
                 del ctx.trajectories[t.id]
             if alive:

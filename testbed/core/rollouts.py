@@ -128,7 +128,7 @@ class Rollouts:
             if task.environment:
                 t.state = "preparing"
                 t.environment = True
-                self._ctx.out.append(do.PrepareEnvironment(t.id))
+                self._ctx.out.append(do.PrepareEnvironment(t.id, group.id, group.task, member))
             else:
                 self.queue.append(t)
         self._experience.expect(group)

@@ -1,0 +1,506 @@
+"""The simulated backend: a virtual clock around the core. Actions become calls on models, models' results become events.
+
+It carries out and never decides. One pending wake-up per engine, trainer, link and tool; no process per request. Observers
+(journal, metrics) see every event with its actions, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.clock import ARRIVE, COMPLETE, ENGINE, REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
+from sim.costs import cost_model
+from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
+from sim.experience_store import ExperienceStore
+from sim.tools import Environments, Station
+from sim.trainer import TrainerModel
+from sim.weight_paths import WeightPaths
+from sim.workloads import Task, Workload, workload
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.core.core import Core
+from testbed.scenario import Scenario
+from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
+
+Observer = Callable[[said.Event, list[do.Action]], None]
+Progress = Callable[[float, int, int], None]
+"""Called now and then with (simulated seconds, batches trained, events so far)."""
+
+
+class StuckError(RuntimeError):
+    """Work is queued and nothing finishes."""
+
+
+class EngineSlot:
+    """One engine model with its pending wake-up."""
+
+    __slots__ = ("index", "kv_rule", "model", "namespace", "paused_version", "scheduled")
+
+    def __init__(self, index: int, model: EngineModel) -> None:
+        self.index = index
+        self.model = model
+        self.scheduled = float("inf")
+        self.namespace = 0
+        self.kv_rule = ""
+        self.paused_version = 0
+
+
+class SimulatedBackend:
+    """Runs one scenario in virtual time.
+
+    `faults`: events to inject at given times (`EngineLost`, `EngineJoined`, `WeightUpdateFailed`), for tests and what-if studies.
+    Raises `StuckError` when nothing moves any more, `WorkloadError` and `CostError` before the run starts.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        base_dir: Path,
+        observers: Sequence[Observer] = (),
+        faults: Iterable[said.Event] = (),
+    ) -> None:
+        self.scenario = scenario
+        self.clock = Clock()
+        self.core = Core(scenario)
+        self._observers = tuple(observers)
+        model = model_spec(scenario.model, base_dir)
+        gpu = gpu_spec(scenario.cluster.gpu)
+        layout = self.core.layout
+        self.workload: Workload = workload(scenario, base_dir)
+        self.store = ExperienceStore(self.workload)
+        self.costs = cost_model(scenario, model, gpu)
+        self.trainer = TrainerModel(scenario, layout, model, gpu)
+        self.paths = WeightPaths(scenario, layout, model, gpu)
+        options = self._engine_options(kv_pool_tokens(scenario, model, gpu))
+        mode = scenario.simulation.mode
+        self.engines = [EngineSlot(e.index, EngineModel(options, self.costs, mode)) for e in layout.engines]
+        rewards, tools, roles = scenario.workload.rewards, scenario.workload.tools, scenario.placement.roles
+        self.verifiers = Station(self.clock, rewards.servers)
+        self.tools = Station(self.clock, tools.slots)
+        self.external = Station(self.clock, roles.external_slots)
+        self._external_s = roles.external_seconds_per_trajectory
+        self.environments = Environments(self.clock, tools.environments)
+        self._salt = scenario.weights.transition.kv == "salt_by_version"
+        self._max_new = scenario.workload.max_response_length
+        self._ignore_eos = scenario.rollout.ignore_eos
+        self._keep_tasks = scenario.experience.staleness.action == "retry" or (
+            scenario.rollout.admission.type == "over_sampling"
+        )
+        self._pending: deque[said.Event] = deque()
+        self._telling = False
+        self._arrivals: Iterator[tuple[float, Task]] | None = None
+        self._left_to_copy: dict[int, set[int]] = {}
+        self._completed = 0
+        self._seen_completed = -1
+        self._faults = tuple(faults)
+        self._do: dict[type[do.Action], Callable[[Any], None]] = {
+            kind: getattr(self, name)
+            for kind, name in (
+                (do.StartTurn, "_start_turn"),
+                (do.AbortTurn, "_abort_turn"),
+                (do.DrawTask, "_draw_task"),
+                (do.PrepareEnvironment, "_prepare_environment"),
+                (do.ReleaseEnvironment, "_release_environment"),
+                (do.RunTool, "_run_tool"),
+                (do.ComputeSignals, "_compute_signals"),
+                (do.Train, "_train"),
+                (do.Retire, "_retire"),
+                (do.PrepareWeights, "_prepare_weights"),
+                (do.PauseEngine, "_pause_engine"),
+                (do.CopyWeights, "_copy_weights"),
+                (do.RequantizeWeights, "_requantize"),
+                (do.FlushCache, "_flush_cache"),
+                (do.ResumeEngine, "_resume_engine"),
+                (do.SwitchPool, "_switch_pool"),
+                (do.SetTimer, "_set_timer"),
+            )
+        }
+
+    def _engine_options(self, kv_tokens: int) -> EngineModelOptions:
+        e = self.scenario.rollout.engine
+        return EngineModelOptions(
+            max_total_num_tokens=kv_tokens,
+            max_running_requests=e.max_running_requests,
+            chunked_prefill_size=e.chunked_prefill_size,
+            max_prefill_tokens=e.max_prefill_tokens,
+            page_size=e.page_size,
+            schedule_policy=e.schedule_policy,
+            schedule_conservativeness=e.schedule_conservativeness,
+            context_length=e.context_length or 2**31,
+            disable_overlap_schedule=e.disable_overlap_schedule,
+            disable_radix_cache=e.disable_radix_cache,
+        )
+
+    # --- the loop ---------------------------------------------------------------------------------------------------------
+
+    def run(self, progress: Progress | None = None, every: int = 20_000) -> str:
+        """Run to the end; returns the reason that the core gave for finishing."""
+        clock, core = self.clock, self.core
+        self.start()
+        limit = self.scenario.simulation.max_simulated_s
+        finished = core.context
+        step = clock.step
+        heap = clock._heap
+        while not finished.finished:
+            if not heap:
+                raise StuckError(f"nothing is scheduled at {clock.now:.3f} s: {core.explain()}")
+            step()
+            if progress is not None and clock.events % every == 0:
+                progress(clock.now, core.context.progress.batches_trained, clock.events)
+            if clock.now > limit:
+                raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {core.explain()}")
+        return self.finish_reason
+
+    finish_reason = ""
+
+    def start(self) -> None:
+        """Schedule what happens by itself, and tell the core that the engines are up."""
+        clock, scenario = self.clock, self.scenario
+        for fault in self._faults:
+            clock.at(fault.t, WEIGHTS, self._fault, fault)
+        self._arrivals = self.workload.arrivals()
+        clock.at(scenario.simulation.watchdog_s, WATCHDOG, self._watchdog)
+        interval = self.core.rollouts.concurrency.report_interval_s
+        if interval:
+            clock.at(interval, REPORT, self._report_all, interval)
+        wanted = scenario.weights.path
+        paths = wanted.among if wanted.type == "cheapest" else ()
+        self.tell(said.RunStarted(clock.now, tuple(self.paths.expected(p) for p in paths)))
+        self._next_arrival()
+
+    def tell(self, event: said.Event) -> None:
+        """Hand an event to the core and carry out what follows; events that follow at once are told in order."""
+        self._pending.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        pending, handle, observers, table = self._pending, self.core.handle, self._observers, self._do
+        try:
+            while pending:
+                event = pending.popleft()
+                actions = handle(event)
+                for observe in observers:
+                    observe(event, actions)
+                for action in actions:
+                    carry_out = table.get(type(action))
+                    if carry_out is not None:
+                        carry_out(action)
+                    elif type(action) is do.Finish:
+                        self.finish_reason = action.reason
+                        pending.clear()
+        finally:
+            self._telling = False
+
+    def _watchdog(self, _: Any) -> None:
+        if self._completed == self._seen_completed:
+            raise StuckError(
+                f"nothing finished between {self.clock.now - self.scenario.simulation.watchdog_s:.0f} s and "
+                f"{self.clock.now:.0f} s (simulated): {self.core.explain()}"
+            )
+        self._seen_completed = self._completed
+        self.clock.at(self.clock.now + self.scenario.simulation.watchdog_s, WATCHDOG, self._watchdog)
+
+    def _fault(self, event: said.Event) -> None:
+        if isinstance(event, said.EngineLost):
+            slot = self.engines[event.engine]
+            slot.model = EngineModel(self._engine_options(slot.model.kv_total), self.costs, self.scenario.simulation.mode)
+            slot.scheduled = float("inf")
+        elif isinstance(event, said.EngineJoined):
+            self.engines[event.engine].model.set_version(self.clock.now, event.version)
+        self.tell(event)
+
+    # --- engines ----------------------------------------------------------------------------------------------------------
+
+    def _schedule(self, slot: EngineSlot) -> None:
+        wake = slot.model.wake_at
+        if wake != slot.scheduled:
+            slot.scheduled = wake
+            if wake != float("inf"):
+                now = self.clock._now
+                self.clock.at(wake if wake > now else now, ENGINE, self._wake, (slot, wake))
+
+    def _wake(self, arg: tuple[EngineSlot, float]) -> None:
+        slot, wake = arg
+        if slot.scheduled != wake:
+            return
+        slot.scheduled = float("inf")
+        for notice in slot.model.advance(self.clock._now):
+            self._notice(slot, notice)
+        self._schedule(slot)
+
+    def _notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
+        now = self.clock._now
+        kind = type(n)
+        if kind is Finished:
+            self._completed += 1
+            trajectory, turn = divmod(n.rid, _TURNS)
+            c = self.store.conversation(trajectory)
+            plan = c.plan
+            prompt = c.prompt_tokens
+            self.store.answered(c, n.output_tokens)
+            continues = turn + 1 < len(plan.output_tokens)
+            reason = "tool_calls" if continues else n.finish_reason
+            self.tell(
+                said.TurnFinished(
+                    now,
+                    trajectory,
+                    turn,
+                    slot.index,
+                    prompt,
+                    n.output_tokens,
+                    n.spans,
+                    n.cached_tokens,
+                    n.first_token_t,
+                    n.started_t,
+                    reason,
+                    continues,
+                    n.recomputed_tokens,
+                    n.kv_version,
+                    n.retractions,
+                )
+            )
+        elif kind is Aborted:
+            trajectory, turn = divmod(n.rid, _TURNS)
+            self.tell(said.TurnFailed(now, trajectory, turn, slot.index, "aborted", n.output_tokens))
+        else:
+            self.tell(said.EnginePaused(now, slot.index))
+
+    def _start_turn(self, a: do.StartTurn) -> None:
+        slot = self.engines[a.engine]
+        c = self.store.open(a.trajectory, a.group, a.task, a.member)
+        self.store.begin_turn(c)
+        plan, turn = c.plan, a.turn
+        slot.model.submit(
+            self.clock._now,
+            Request(
+                rid=a.trajectory * _TURNS + turn,
+                content=c.content,
+                prompt_tokens=c.prompt_tokens,
+                output_tokens=plan.output_tokens[turn],
+                max_new_tokens=self._max_new if plan.stops[turn] else plan.output_tokens[turn],
+                stops=plan.stops[turn],
+                ignore_eos=self._ignore_eos,
+                output_content=c.output_content,
+                namespace=slot.namespace,
+                known_tokens=c.known_tokens,
+            ),
+        )
+        self._schedule(slot)
+
+    def _abort_turn(self, a: do.AbortTurn) -> None:
+        slot = self.engines[a.engine]
+        slot.model.abort(self.clock._now, a.trajectory * _TURNS + a.turn)
+        self._schedule(slot)
+
+    def _report(self, slot: EngineSlot) -> None:
+        m = slot.model
+        self.tell(
+            said.LoadReported(
+                self.clock._now,
+                slot.index,
+                m.running,
+                m.waiting,
+                m.kv_used,
+                m.kv_total,
+                m.retractions,
+                m.prefill_s,
+                m.recompute_s,
+                m.decode_s,
+            )
+        )
+
+    def _report_all(self, interval: float) -> None:
+        for slot in self.engines:
+            self._report(slot)
+        self.clock.at(self.clock._now + interval, REPORT, self._report_all, interval)
+
+    # --- tasks, tools, environments ---------------------------------------------------------------------------------------
+
+    def _draw_task(self, a: do.DrawTask) -> None:
+        task = self.workload.draw() if a.task < 0 else self.workload.again(a.task)
+        now = self.clock._now
+        if task is None:
+            self.tell(said.TasksExhausted(now, a.group))
+        else:
+            self._deliver(a.group, task)
+
+    def _deliver(self, group: int, task: Task) -> None:
+        self.store.add_task(task)
+        if group >= 0:
+            self.store.bind(group, task.index)
+        self.tell(
+            said.TaskArrived(
+                self.clock._now,
+                group,
+                task.index,
+                task.prompt_tokens,
+                task.blocks,
+                task.block_tokens,
+                task.environment,
+                len(task.plans),
+            )
+        )
+
+    def _next_arrival(self) -> None:
+        if self._arrivals is None:
+            return
+        following = next(self._arrivals, None)
+        if following is None:
+            self.tell(said.TasksExhausted(self.clock._now))
+        else:
+            self.clock.at(following[0], ARRIVE, self._arrive, following[1])
+
+    def _arrive(self, task: Task) -> None:
+        self._deliver(-1, task)
+        self._next_arrival()
+
+    def _prepare_environment(self, a: do.PrepareEnvironment) -> None:
+        c = self.store.open(a.trajectory, a.group, a.task, a.member)
+        self.environments.prepare(a.trajectory, c.plan.prepare_s, self._environment_ready, a.trajectory)
+
+    def _environment_ready(self, trajectory: int) -> None:
+        self.tell(said.EnvironmentReady(self.clock._now, trajectory))
+
+    def _release_environment(self, a: do.ReleaseEnvironment) -> None:
+        self.environments.release(a.trajectory, self.store.conversation(a.trajectory).plan.release_s)
+
+    def _run_tool(self, a: do.RunTool) -> None:
+        seconds = self.store.conversation(a.trajectory).plan.tool_s[a.turn]
+        self.tools.submit(seconds, self._tool_done, (a.trajectory, a.turn))
+
+    def _tool_done(self, arg: tuple[int, int]) -> None:
+        trajectory, turn = arg
+        self._completed += 1
+        c = self.store.find(trajectory)
+        if c is None:
+            return
+        tokens = c.plan.observation_tokens[turn]
+        self.store.observed(c, tokens)
+        self.tell(said.ToolFinished(self.clock._now, trajectory, tokens))
+
+    # --- signals and training ---------------------------------------------------------------------------------------------
+
+    def _compute_signals(self, a: do.ComputeSignals) -> None:
+        if a.pool >= 0:
+            lengths = [self.store.conversation(t).prompt_tokens for t in a.trajectories]
+            end = self.clock._now + self.trainer.forward_seconds(lengths)
+            self.clock.at(end, COMPLETE, self._signals_done, a)
+        elif a.signal == "reward":
+            for t in a.trajectories:
+                plan = self.store.conversation(t).plan
+                if plan.reward_s <= 0 and not self.verifiers.slots:
+                    self.tell(said.SignalReady(self.clock._now, "reward", (t,), (plan.reward,)))
+                else:
+                    self.verifiers.submit(plan.reward_s, self._reward_done, (t, plan.reward))
+        else:
+            for t in a.trajectories:
+                self.external.submit(self._external_s, self._external_done, (a.signal, t))
+
+    def _signals_done(self, a: do.ComputeSignals) -> None:
+        self._completed += 1
+        self.tell(said.SignalReady(self.clock._now, a.signal, a.trajectories))
+
+    def _reward_done(self, arg: tuple[int, float]) -> None:
+        self.tell(said.SignalReady(self.clock._now, "reward", (arg[0],), (arg[1],)))
+
+    def _external_done(self, arg: tuple[str, int]) -> None:
+        self.tell(said.SignalReady(self.clock._now, arg[0], (arg[1],)))
+
+    def _train(self, a: do.Train) -> None:
+        lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in a.experiences]
+        end = self.clock._now
+        for update, seconds in enumerate(self.trainer.update_seconds(lengths, a.updates)):
+            end += seconds
+            self.clock.at(end, COMPLETE, self._step_finished, (a.batch, update, update + 1 == a.updates))
+
+    def _step_finished(self, arg: tuple[int, int, bool]) -> None:
+        batch, update, last = arg
+        self._completed += 1
+        if last:
+            for slot in self.engines:
+                self._report(slot)
+        self.tell(said.TrainStepFinished(self.clock._now, batch, update))
+
+    def _retire(self, a: do.Retire) -> None:
+        self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")
+
+    # --- weights and phases -----------------------------------------------------------------------------------------------
+
+    def _prepare_weights(self, a: do.PrepareWeights) -> None:
+        prepared = self.paths.prepare(self.clock._now, a.path, a.participants)
+        seconds = prepared.ready_t - self.clock._now
+        event = said.WeightsPrepared(prepared.ready_t, a.version, seconds, prepared.bytes)
+        self.clock.at(prepared.ready_t, WEIGHTS, self.tell, event)
+        if prepared.trainer_released_t is None:
+            self._left_to_copy[a.version] = set(a.participants)
+        else:
+            released = said.TrainerReleased(prepared.trainer_released_t, a.version)
+            self.clock.at(prepared.trainer_released_t, WEIGHTS, self.tell, released)
+
+    def _pause_engine(self, a: do.PauseEngine) -> None:
+        slot = self.engines[a.engine]
+        slot.model.pause(self.clock._now, a.mode)
+        self._schedule(slot)
+
+    def _copy_weights(self, a: do.CopyWeights) -> None:
+        end = self.paths.copy(self.clock._now, a.path, a.participants, a.engine)
+        self.clock.at(end, WEIGHTS, self._copied, a)
+
+    def _copied(self, a: do.CopyWeights) -> None:
+        self.tell(said.WeightsCopied(self.clock._now, a.engine, a.version))
+        left = self._left_to_copy.get(a.version)
+        if left is not None:
+            left.discard(a.engine)
+            if not left:
+                del self._left_to_copy[a.version]
+                self.tell(said.TrainerReleased(self.clock._now, a.version))
+
+    def _requantize(self, a: do.RequantizeWeights) -> None:
+        end = self.paths.requantize(self.clock._now, a.engine)
+        self.clock.at(end, WEIGHTS, self.tell, said.EngineReady(end, a.engine, a.version))
+
+    def _flush_cache(self, a: do.FlushCache) -> None:
+        if not self.engines[a.engine].model.flush(self.clock._now):
+            version = self.core.publications.update.version if self.core.publications.update else 0
+            reason = "flush refused: a batch is running"
+            self.tell(said.WeightUpdateFailed(self.clock._now, a.engine, version, "flush", reason))
+
+    def _resume_engine(self, a: do.ResumeEngine) -> None:
+        end = self.clock._now + self.scenario.weights.pause_overhead_s
+        self.clock.at(end, WEIGHTS, self._resumed, a)
+
+    def _resumed(self, a: do.ResumeEngine) -> None:
+        slot, now = self.engines[a.engine], self.clock._now
+        slot.model.set_version(now, a.version)
+        if self._salt:
+            slot.namespace = a.version
+        slot.model.resume(now)
+        self.tell(said.EngineResumed(now, a.engine, a.version))
+        self._schedule(slot)
+
+    def _switch_pool(self, a: do.SwitchPool) -> None:
+        now = self.clock._now
+        if a.phase == "train" and self.scenario.placement.switch.clear_kv:
+            for index in self.core.layout.pools[a.pool].engines:
+                self.engines[index].model.release_memory(now)
+        self.clock.at(now + self.paths.switch_seconds(a.phase), COMPLETE, self._switched, a)
+
+    def _switched(self, a: do.SwitchPool) -> None:
+        now = self.clock._now
+        if a.phase == "generate" and self.scenario.placement.switch.clear_kv:
+            for index in self.core.layout.pools[a.pool].engines:
+                self.engines[index].model.resume_memory(now)
+        self.tell(said.PoolSwitched(now, a.pool, a.phase))
+
+    def _set_timer(self, a: do.SetTimer) -> None:
+        self.clock.at(a.at, TIMER, self._timer, a.timer)
+
+    def _timer(self, timer: int) -> None:
+        self.tell(said.TimerFired(self.clock._now, timer))
+
+
+_TURNS = 1 << 20
+"""Request id = trajectory x this + turn."""

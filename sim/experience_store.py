@@ -1,0 +1,102 @@
+"""The simulated experience store: what belongs to a trajectory beyond the core's light metadata.
+
+Its task and plan, the content of its conversation as runs, and the tokens whose KV it has computed before. Nothing is kept of a
+trajectory that was retired. It refuses to know engines and time.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from sim.workloads import Plan, Run, Task, Workload
+
+
+class Conversation:
+    """One live trajectory."""
+
+    __slots__ = ("content", "known_tokens", "output_content", "plan", "prompt_tokens", "task")
+
+    def __init__(self, task: Task, plan: Plan) -> None:
+        self.task = task
+        self.plan = plan
+        self.content: tuple[Run, ...] = task.prompt
+        self.prompt_tokens = task.prompt_tokens
+        self.known_tokens = 0
+        """Leading tokens of the next prompt whose KV this trajectory has computed before."""
+        self.output_content = -1
+
+
+class ExperienceStore:
+    """Conversations by trajectory; tasks while a group of theirs lives."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._tasks: dict[int, Task] = {}
+        self._task_of: dict[int, int] = {}
+        self._retired: dict[int, int] = {}
+        self._users: dict[int, int] = {}
+        self._conversations: dict[int, Conversation] = {}
+        self._contents = count()
+
+    def add_task(self, task: Task) -> None:
+        self._tasks[task.index] = task
+
+    def bind(self, group: int, task: int) -> None:
+        """This group works on that task."""
+        if group not in self._task_of:
+            self._task_of[group] = task
+            self._users[task] = self._users.get(task, 0) + 1
+
+    def open(self, trajectory: int, group: int, task: int, member: int) -> Conversation:
+        """The trajectory's conversation, made on first use."""
+        c = self._conversations.get(trajectory)
+        if c is None:
+            self.bind(group, task)
+            t = self._tasks[task]
+            c = self._conversations[trajectory] = Conversation(t, t.plans[member])
+        return c
+
+    def begin_turn(self, c: Conversation) -> None:
+        """Fresh content for the output of a turn that is sent (or sent again)."""
+        c.output_content = next(self._contents)
+
+    def conversation(self, trajectory: int) -> Conversation:
+        return self._conversations[trajectory]
+
+    def find(self, trajectory: int) -> Conversation | None:
+        return self._conversations.get(trajectory)
+
+    def answered(self, c: Conversation, output_tokens: int) -> None:
+        """A turn is over: all but its last token have their KV computed."""
+        c.known_tokens = c.prompt_tokens + output_tokens - 1
+        c.content = (*c.content, (c.output_content, 0, output_tokens))
+        c.prompt_tokens += output_tokens
+
+    def observed(self, c: Conversation, tokens: int) -> None:
+        """A tool answered; the observation continues the text of the output in front of it."""
+        if tokens:
+            content, start, length = c.content[-1]
+            c.content = (*c.content[:-1], (content, start, length + tokens))
+            c.prompt_tokens += tokens
+
+    def retire(self, trajectories: tuple[int, ...], group: int, *, keep_task: bool) -> None:
+        """Forget trajectories; with the last of a group its task, unless a retry may come (`keep_task`)."""
+        for t in trajectories:
+            self._conversations.pop(t, None)
+        index = self._task_of.get(group)
+        if index is None:
+            return
+        gone = self._retired.get(group, 0) + len(trajectories)
+        if gone < len(self._tasks[index].plans):
+            self._retired[group] = gone
+            return
+        self._retired.pop(group, None)
+        del self._task_of[group]
+        users = self._users[index] - 1
+        if users:
+            self._users[index] = users
+            return
+        del self._users[index]
+        if not keep_task:
+            del self._tasks[index]
+            self._workload.release(index)
