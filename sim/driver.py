@@ -71,7 +71,7 @@ class SimulatedBackend:
         layout = self.core.layout
         self.workload: Workload = workload(scenario, base_dir)
         self.store = ExperienceStore(self.workload)
-        self.costs = cost_model(scenario, model, gpu)
+        self.costs = cost_model(scenario, model, gpu, base_dir)
         self.trainer = TrainerModel(scenario, layout, model, gpu)
         self.paths = WeightPaths(scenario, layout, model, gpu)
         options = self._engine_options(kv_pool_tokens(scenario, model, gpu))
@@ -133,6 +133,10 @@ class SimulatedBackend:
             disable_overlap_schedule=e.disable_overlap_schedule,
             disable_radix_cache=e.disable_radix_cache,
         )
+
+    def use(self, observers: Sequence[Observer]) -> None:
+        """Replace the observers; before the run starts."""
+        self._observers = tuple(observers)
 
     # --- the loop ---------------------------------------------------------------------------------------------------------
 

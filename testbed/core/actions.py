@@ -15,7 +15,7 @@ class Action(Struct, frozen=True, gc=False, tag_field="type"):
 # --- rollout ----------------------------------------------------------------------------------------------------------
 
 
-class DrawTask(Action, tag=True):
+class DrawTask(Action, frozen=True, tag=True):
     """Take the next task of the data source for this group; answered by `TaskArrived` or `TasksExhausted`."""
 
     group: int
@@ -24,18 +24,18 @@ class DrawTask(Action, tag=True):
     """>= 0: this task again (a retry), not the next one."""
 
 
-class PrepareEnvironment(Action, tag=True):
+class PrepareEnvironment(Action, frozen=True, tag=True):
     trajectory: int
     group: int
     task: int
     member: int
 
 
-class ReleaseEnvironment(Action, tag=True):
+class ReleaseEnvironment(Action, frozen=True, tag=True):
     trajectory: int
 
 
-class StartTurn(Action, tag=True):
+class StartTurn(Action, frozen=True, tag=True):
     """Generate. The request id is `trajectory-turn`; sent again after a loss it keeps that id."""
 
     trajectory: int
@@ -50,7 +50,7 @@ class StartTurn(Action, tag=True):
     why: str
 
 
-class AbortTurn(Action, tag=True):
+class AbortTurn(Action, frozen=True, tag=True):
     """Answered by `TurnFailed(reason="aborted")`, or by `TurnFinished` if it ended first."""
 
     trajectory: int
@@ -59,12 +59,12 @@ class AbortTurn(Action, tag=True):
     why: str
 
 
-class RunTool(Action, tag=True):
+class RunTool(Action, frozen=True, tag=True):
     trajectory: int
     turn: int
 
 
-class ComputeSignals(Action, tag=True):
+class ComputeSignals(Action, frozen=True, tag=True):
     """Compute one signal for these trajectories. `pool` = -1: a service outside the GPU pools (verifier, external model)."""
 
     signal: str
@@ -118,7 +118,7 @@ class Experience(Struct, frozen=True, gc=False):
     """The reading that the staleness policy decided on."""
 
 
-class Train(Action, tag=True):
+class Train(Action, frozen=True, tag=True):
     """Train exactly this batch in this order, in `updates` optimizer updates."""
 
     batch: int
@@ -128,7 +128,7 @@ class Train(Action, tag=True):
     why: str
 
 
-class Retire(Action, tag=True):
+class Retire(Action, frozen=True, tag=True):
     """Trajectories whose life is over; the backend frees their records and KV. Each trajectory is retired exactly once.
 
     `outcome`: `trained`, `dropped`, `aborted`, `failed`; `reason` says why (`stale`, `zero_variance`, `over_sampled`, ...).
@@ -147,7 +147,7 @@ class Retire(Action, tag=True):
 # --- weights and pools ------------------------------------------------------------------------------------------------
 
 
-class PrepareWeights(Action, tag=True):
+class PrepareWeights(Action, frozen=True, tag=True):
     """Convert, or build and publish a delta. `overlapped`: generation goes on meanwhile."""
 
     version: int
@@ -158,13 +158,13 @@ class PrepareWeights(Action, tag=True):
     why: str
 
 
-class PauseEngine(Action, tag=True):
+class PauseEngine(Action, frozen=True, tag=True):
     engine: int
     mode: str
     version: int
 
 
-class CopyWeights(Action, tag=True):
+class CopyWeights(Action, frozen=True, tag=True):
     engine: int
     version: int
     path: str
@@ -172,7 +172,7 @@ class CopyWeights(Action, tag=True):
     """Engines that copy in the same wave (a collective path serves them at once)."""
 
 
-class RequantizeWeights(Action, tag=True):
+class RequantizeWeights(Action, frozen=True, tag=True):
     """Convert after the copy (if the scenario asks) and compare checksums; answered by `EngineReady`."""
 
     engine: int
@@ -180,11 +180,11 @@ class RequantizeWeights(Action, tag=True):
     quantization: str
 
 
-class FlushCache(Action, tag=True):
+class FlushCache(Action, frozen=True, tag=True):
     engine: int
 
 
-class ResumeEngine(Action, tag=True):
+class ResumeEngine(Action, frozen=True, tag=True):
     """Serve `version` from now on; new requests see KV by `kv`. A failed update resumes with the old version."""
 
     engine: int
@@ -192,18 +192,18 @@ class ResumeEngine(Action, tag=True):
     kv: str
 
 
-class SwitchPool(Action, tag=True):
+class SwitchPool(Action, frozen=True, tag=True):
     pool: int
     phase: str
     why: str
 
 
-class SetTimer(Action, tag=True):
+class SetTimer(Action, frozen=True, tag=True):
     timer: int
     at: float
 
 
-class Note(Action, tag=True):
+class Note(Action, frozen=True, tag=True):
     """Nothing to do: the core says why something waits, whenever the reason changes. Metrics read idle causes from it.
 
     `subject` = `admission`: `open` | `barrier` | `staleness_bound` | `capacity` | `buffer_full` | `no_task`.
@@ -214,7 +214,7 @@ class Note(Action, tag=True):
     state: str
 
 
-class Finish(Action, tag=True):
+class Finish(Action, frozen=True, tag=True):
     reason: str
 
 

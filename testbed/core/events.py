@@ -32,14 +32,14 @@ class PathCost(Struct, frozen=True, gc=False):
         return self.prepare_s + self.transfer_s + self.apply_s + self.requantize_s
 
 
-class RunStarted(Event, tag=True):
+class RunStarted(Event, frozen=True, tag=True):
     """The backend is up and every engine serves version 0."""
 
     path_costs: tuple[PathCost, ...] = ()
     """For the choice of a path by total cost; empty if the scenario fixes the path."""
 
 
-class TaskArrived(Event, tag=True):
+class TaskArrived(Event, frozen=True, tag=True):
     """The data source delivers a task: for `group`, as answer to `DrawTask`, or unasked (`group` = -1: an open arrival)."""
 
     group: int
@@ -55,17 +55,17 @@ class TaskArrived(Event, tag=True):
     """Trajectories wanted; 0: the algorithm's `n_samples_per_prompt`."""
 
 
-class TasksExhausted(Event, tag=True):
+class TasksExhausted(Event, frozen=True, tag=True):
     """The data source has no task for `group`, and never will have."""
 
     group: int = -1
 
 
-class EnvironmentReady(Event, tag=True):
+class EnvironmentReady(Event, frozen=True, tag=True):
     trajectory: int
 
 
-class TurnFinished(Event, tag=True):
+class TurnFinished(Event, frozen=True, tag=True):
     """A model call ended and its slot is free."""
 
     trajectory: int
@@ -89,7 +89,7 @@ class TurnFinished(Event, tag=True):
     retractions: int = 0
 
 
-class TurnFailed(Event, tag=True):
+class TurnFailed(Event, frozen=True, tag=True):
     """A model call was lost, refused or aborted. `reason`: `aborted`, `engine_lost`, `refused`, ..."""
 
     trajectory: int
@@ -100,13 +100,13 @@ class TurnFailed(Event, tag=True):
     """Generated tokens that are lost with it."""
 
 
-class ToolFinished(Event, tag=True):
+class ToolFinished(Event, frozen=True, tag=True):
     trajectory: int
     observation_tokens: int
     failed: bool = False
 
 
-class SignalReady(Event, tag=True):
+class SignalReady(Event, frozen=True, tag=True):
     """One signal of one or more trajectories is there."""
 
     signal: str
@@ -115,7 +115,7 @@ class SignalReady(Event, tag=True):
     """Rewards, one a trajectory; empty for signals whose values are heavy."""
 
 
-class TrainStepFinished(Event, tag=True):
+class TrainStepFinished(Event, frozen=True, tag=True):
     """One optimizer update is done."""
 
     batch: int
@@ -123,7 +123,7 @@ class TrainStepFinished(Event, tag=True):
     """0 .. num_steps_per_rollout - 1 within the batch."""
 
 
-class WeightsPrepared(Event, tag=True):
+class WeightsPrepared(Event, frozen=True, tag=True):
     """Converted, or the delta is built and published: ready to travel."""
 
     version: int
@@ -131,34 +131,34 @@ class WeightsPrepared(Event, tag=True):
     bytes: int = 0
 
 
-class TrainerReleased(Event, tag=True):
+class TrainerReleased(Event, frozen=True, tag=True):
     """The trainer's part in this publication is over (snapshot taken, or the collective copy done): it may train again."""
 
     version: int
 
 
-class EnginePaused(Event, tag=True):
+class EnginePaused(Event, frozen=True, tag=True):
     engine: int
 
 
-class WeightsCopied(Event, tag=True):
+class WeightsCopied(Event, frozen=True, tag=True):
     engine: int
     version: int
 
 
-class EngineReady(Event, tag=True):
+class EngineReady(Event, frozen=True, tag=True):
     """Requantised (where needed) and in agreement with the trainer's checksums."""
 
     engine: int
     version: int
 
 
-class EngineResumed(Event, tag=True):
+class EngineResumed(Event, frozen=True, tag=True):
     engine: int
     version: int
 
 
-class WeightUpdateFailed(Event, tag=True):
+class WeightUpdateFailed(Event, frozen=True, tag=True):
     """`stage`: prepare (engine = -1), pause, copy, requantize, agree."""
 
     engine: int
@@ -167,21 +167,21 @@ class WeightUpdateFailed(Event, tag=True):
     reason: str
 
 
-class PoolSwitched(Event, tag=True):
+class PoolSwitched(Event, frozen=True, tag=True):
     pool: int
     phase: str
 
 
-class EngineLost(Event, tag=True):
+class EngineLost(Event, frozen=True, tag=True):
     engine: int
 
 
-class EngineJoined(Event, tag=True):
+class EngineJoined(Event, frozen=True, tag=True):
     engine: int
     version: int
 
 
-class LoadReported(Event, tag=True):
+class LoadReported(Event, frozen=True, tag=True):
     """Counters of one engine; the seconds are cumulative since the start of the run."""
 
     engine: int
@@ -197,7 +197,7 @@ class LoadReported(Event, tag=True):
     decode_s: float
 
 
-class TimerFired(Event, tag=True):
+class TimerFired(Event, frozen=True, tag=True):
     timer: int
 
 

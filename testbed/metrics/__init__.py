@@ -1,0 +1,17 @@
+"""Folds over events and actions: streamed in a run, or over a journal afterwards. They decide nothing and keep nothing
+that ended.
+
+| question | module |
+|---|---|
+| which figures does a run have? | `summary` |
+| how are they put together? | `run` |
+| how stale, by whose definition? | `staleness` |
+| what did each GPU do or wait for? | `gpu_time` |
+| where did a trajectory's time go? | `trajectory` |
+| what did a batch hold? | `batch` |
+| which tokens were generated, reused, thrown away? | `tokens` |
+| how long did a publication of weights take? | `updates` |
+| why did admission and the trainer wait? | `waits` |
+| mean and quantiles of a stream? | `sketch` |
+| from and to files? | `files` |
+"""

@@ -18,7 +18,7 @@ class JobMap:
 
     def __init__(self, scenario: Scenario, layout: Layout) -> None:
         roles = scenario.placement.roles
-        hosts = {
+        hosts: dict[str, str] = {
             "reward": "external",
             "old_log_probs": roles.old_log_probs,
             "reference": roles.reference,
@@ -27,7 +27,7 @@ class JobMap:
         }
         self._pool = {s: layout.train_pool if h == "trainer" else EXTERNAL for s, h in hosts.items()}
         signals = scenario.algorithm.signals
-        self.bit = {s: 1 << i for i, s in enumerate(signals)}
+        self.bit: dict[str, int] = {s: 1 << i for i, s in enumerate(signals)}
         self.external = tuple(s for s in signals if self._pool[s] == EXTERNAL)
         """Signals that can be asked for as soon as a trajectory is generated."""
         self.on_trainer = tuple(s for s in signals if self._pool[s] != EXTERNAL)

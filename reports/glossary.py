@@ -1,0 +1,143 @@
+"""Definitions: one text each, for the glossary, the tooltips and Markdown. It refuses to know figures and markup.
+
+Keys are the ids that terms link to.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from reports.kinds import KINDS
+from reports.palette import GPU_TIME
+
+
+class Definition(Struct, frozen=True):
+    term: str
+    text: str
+    kind: str = ""
+    """Kind whose mark stands before the term."""
+    cause: str = ""
+    """Cause whose swatch stands before the term."""
+
+
+METRICS: dict[str, Definition] = {
+    "g-step": Definition(
+        "Step time",
+        "Seconds from one batch's last optimizer update to the next batch's, mean over the measured steps (after "
+        "warm-up) and over seeds; "
+        "± is the standard deviation over seeds.",
+    ),
+    "g-tps": Definition(
+        "Trained tokens per s per GPU",
+        "Actor tokens that carried loss ÷ measured time ÷ all GPUs, engines and trainer. Prompt, tool, masked "
+        "and dropped tokens do not count.",
+    ),
+    "g-gps": Definition(
+        "Generated tokens per s per GPU",
+        "Output tokens of all turns, dropped ones included ÷ measured time ÷ all GPUs.",
+    ),
+    "g-trajs": Definition(
+        "Trained trajectories per s", "Trajectories that a batch took ÷ measured time: the effective samples."
+    ),
+    "g-usd": Definition("Cost", "Step time × GPUs × USD per GPU-hour, for 1,000 steps. Idle GPUs are paid for."),
+    "g-stale": Definition(
+        "Staleness",
+        "By the scenario's measure, which the section on staleness names; oldest_token: deployed version minus "
+        "the oldest version in the "
+        "experience, counted in published versions. Read at completion and again at dequeue; the bound acts on "
+        "the dequeue reading.",
+    ),
+    "g-bound": Definition(
+        "Staleness bound (η)",
+        "The oldest experience that may be trained on as it is; the scenario says what happens to older.",
+    ),
+    "g-ages": Definition(
+        "Where staleness arises",
+        "Experience ages while it is generated (until completion) and in the buffer (until dequeue). The two "
+        "parts add up.",
+    ),
+    "g-waste": Definition(
+        "Waste", "Generated tokens that never reached the loss (dropped, aborted, filtered) ÷ all generated tokens."
+    ),
+    "g-corrected": Definition(
+        "Corrected", "Trajectories trained with a correction for their staleness ÷ trained trajectories."
+    ),
+    "g-masked": Definition(
+        "Masked", "Tokens that stayed in the context but carried no loss because of their version ÷ generated tokens."
+    ),
+    "g-idle": Definition(
+        "GPU idle",
+        "GPU time in which nothing runs, over all pools ÷ (wall time × GPUs). The part-filled tail is not idle "
+        "and is shown apart.",
+    ),
+    "g-over": Definition(
+        "Hidden generation",
+        "Engine-seconds of generation that run while the trainer trains ÷ all engine-seconds of generation.",
+    ),
+    "g-even": Definition(
+        "Break-even",
+        "Cost per step of the baseline ÷ that of the answer: how many times more steps the answer may need "
+        "before the baseline is the cheaper run.",
+    ),
+    "g-update": Definition(
+        "Weight update",
+        "From the order to prepare until the last engine has resumed: prepare, drain, copy, requantise, barrier.",
+    ),
+    "g-drain": Definition(
+        "Drain",
+        "From the first request to pause until every participant is paused; under `finish`, until the requests "
+        "in flight have ended.",
+    ),
+    "g-pause": Definition(
+        "Pause",
+        "From EnginePaused to EngineResumed, mean over engines. Shorter than the weight update where a part of "
+        "it overlaps generation.",
+    ),
+    "g-barrier": Definition(
+        "Barrier", "Wait of the first participant that is ready for the last. No participant resumes before it."
+    ),
+    "g-effective": Definition(
+        "Effective to first request", "From the last EngineResumed to the first turn started on the new version."
+    ),
+    "g-reuse": Definition(
+        "KV reuse",
+        "Prompt tokens taken from the cache ÷ prompt tokens of all model calls. It comes out of the cache's "
+        "state, never from a fixed ratio.",
+    ),
+    "g-retract": Definition(
+        "Retraction",
+        "A running request that an engine put back into its queue, for lack of KV memory or for a weight update.",
+    ),
+    "g-t-queue": Definition("Queue", "Submitted, not yet worked on by an engine: the core's queue and the engine's."),
+    "g-t-prefill": Definition("Prefill", "From an engine's first work on a turn to its first token."),
+    "g-t-decode": Definition("Decode", "From the first token of a turn to its last."),
+    "g-t-tool": Definition("Tool", "A tool works on the turn's call."),
+    "g-t-environment": Definition("Environment", "The tool environment is prepared."),
+    "g-t-paused": Definition(
+        "Paused", "Its engine stood still for a weight update or a phase switch while it was in flight."
+    ),
+    "g-t-waits_for_signals": Definition(
+        "Waits for signals", "From a trajectory's last token until its rewards, log-probs or values are there."
+    ),
+    "g-t-waits_for_group": Definition(
+        "Waits for its group", "From a trajectory's own readiness until every member of its group is ready."
+    ),
+    "g-t-in_buffer": Definition(
+        "In the buffer",
+        "From group ready until the batch that holds it is taken. In the buffer is not ready; ready is not taken.",
+    ),
+    "g-t-total": Definition("Trajectory, total", "From submission until the batch that holds it is taken."),
+}
+
+CAUSES: dict[str, Definition] = {
+    f"g-c-{name}": Definition(c.label, c.definition, cause=name) for name, c in GPU_TIME.items()
+}
+
+KIND_TERMS: dict[str, Definition] = {f"g-k-{k.name}": Definition(k.name, k.definition, kind=k.name) for k in KINDS}
+
+GROUPS: dict[str, dict[str, Definition]] = {
+    "Metrics": METRICS,
+    "Causes of GPU time": CAUSES,
+    "Kinds of numbers": KIND_TERMS,
+}
+"""Heading -> id -> definition, in the order of the page."""

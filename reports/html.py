@@ -1,0 +1,245 @@
+"""One self-contained HTML page: places figures, findings and plots into the template. No network, no external file.
+
+It refuses to compute figures and to phrase findings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from reports import compared, numbers, palette, plots
+from reports.answer import answer, price_of_it, rests_on
+from reports.comparison import Comparison, Figures
+from reports.glossary import GROUPS
+from reports.headings import gpu_lead, headings
+from reports.kinds import BY_NAME, FAMILIES, KINDS
+from reports.limits import limits
+from reports.metrics import METRICS
+from reports.sentences import Letter, Mark, Number, Sentence, Term
+from reports.view import View, input_kinds, update_parts, view_of, with_updates
+
+TEMPLATES = Path(__file__).parent / "templates"
+SYMBOLS = {
+    "simulated": '<circle cx="4" cy="4" r="3.2" fill="none" stroke="currentColor" stroke-width="1.3"/>',
+    "measured": '<circle cx="4" cy="4" r="3.8" fill="currentColor"/>',
+    "calibrated": '<circle cx="4" cy="4" r="3.2" fill="none" stroke="currentColor" stroke-width="1.3"/>'
+    '<path d="M4 .8A3.2 3.2 0 0 0 4 7.2Z" fill="currentColor"/>',
+    "analytic": '<path d="M4 1L7.4 7H.6Z" fill="none" stroke="currentColor" stroke-width="1.3"/>',
+    "published": '<rect x="1" y="1" width="6" height="6" fill="none" stroke="currentColor" stroke-width="1.3"/>',
+    "assumed": '<path d="M4 .6L7.4 4L4 7.4L.6 4Z" fill="none" stroke="currentColor" stroke-width="1.3"/>',
+}
+"""Marks as drawings: filled = read on hardware, half = fitted, hollow = computed or stated."""
+MINI_WIDTH, MINI_HEIGHT = 540.0, 28.0
+
+
+def mark(kind: str) -> Markup:
+    """A kind's mark with its text alternative."""
+    name = escape(kind)
+    return Markup(f'<svg class="k" role="img" aria-label="{name}"><title>{name}</title><use href="#k-{name}"/></svg>')
+
+
+def numbered(text: object, kind: str) -> Markup:
+    """A number and the mark of its kind, which never part."""
+    return Markup(f'<span class="n">{escape(text)}{mark(kind)}</span>')
+
+
+def chip(letter: str) -> Markup:
+    return Markup(f'<b class="chip v{escape(letter)}">{escape(letter)}</b>')
+
+
+def sentence(parts: Sentence) -> Markup:
+    out = []
+    for p in parts:
+        if isinstance(p, str):
+            out.append(escape(p))
+        elif isinstance(p, Number):
+            out.append(numbered(p.text, p.kind))
+        elif isinstance(p, Letter):
+            out.append(chip(p.letter))
+        elif isinstance(p, Mark):
+            out.append(Markup(f'<span class="ki">{mark(p.kind)}</span>'))
+        elif isinstance(p, Term):
+            out.append(Markup(f'<a class="def" href="#{escape(p.id)}">{escape(p.text)}</a>'))
+    return Markup("").join(out)
+
+
+def swatch(role: str) -> Markup:
+    return Markup(
+        f'<svg class="sw" viewBox="0 0 14 10" aria-hidden="true"><rect width="14" height="10" class="c-{escape(role)}"/></svg>'
+    )
+
+
+def mini(view: View, f: Figures) -> Markup:
+    """The bar of the table: length = step time, strips = lanes by their GPUs. Stretches with its cell."""
+    longest = max(lane.length for g in view.figures for lane in g.lanes)
+    most = max(g.gpus for g in view.figures)
+    gap = 2.0 * (len(f.lanes) - 1)
+    out, y = [], 0.0
+    for lane in f.lanes:
+        x, h = 0.0, (MINI_HEIGHT - gap) * lane.gpus / most
+        for cause, s in lane.seconds.items():
+            w = s / longest * MINI_WIDTH
+            title = f"{palette.GPU_TIME[cause].label}: {numbers.seconds(s)} of {numbers.seconds(lane.length)}, {lane.gpus} GPUs"
+            out.append(
+                f'<rect x="{x:.2f}" y="{y:.2f}" width="{w:.2f}" height="{h:.2f}" class="c-{cause}" data-gpus="{lane.gpus}" '
+                f'data-seconds="{s:.6g}"><title>{escape(title)}</title></rect>'
+            )
+            x += w
+        y += h + 2
+    label = f"step time {f.text('step_time_s')} by cause"
+    return Markup(
+        f'<svg class="mini" viewBox="0 0 {MINI_WIDTH:g} {MINI_HEIGHT:g}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
+        + "".join(out)
+        + "</svg>"
+    )
+
+
+def spark(f: Figures, bins: int) -> Markup:
+    """Staleness at dequeue as a histogram of a few pixels."""
+    pitch = 44 / bins
+    out = []
+    for value in range(bins):
+        share = sum(s for v, s in f.dequeue.items() if v == value or (value == bins - 1 and v > value))
+        x = value * pitch
+        out.append(f'<rect x="{x:.1f}" y="15.5" width="{pitch - 2:.1f}" height="1" class="c-line2"/>')
+        if share > 0:
+            h = max(15 * share, 1.0)
+            out.append(
+                f'<rect x="{x:.1f}" y="{15 - h:.1f}" width="{pitch - 2:.1f}" height="{h:.1f}" class="c-v{f.letter}"/>'
+            )
+    label = f"distribution of staleness at dequeue, 0 to {bins - 1}"
+    return Markup(f'<svg class="spark" viewBox="0 0 44 17" role="img" aria-label="{label}">' + "".join(out) + "</svg>")
+
+
+def stylesheet() -> str:
+    """Colours of both themes and of print, then the page's own rules."""
+    light, dark = palette.variables(False), palette.variables(True)
+    return "\n".join(
+        (
+            f":root{{color-scheme:light dark;{light}}}",
+            f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}",
+            f":root[data-theme=light]{{color-scheme:light;{light}}}",
+            f":root[data-theme=dark]{{color-scheme:dark;{dark}}}",
+            (TEMPLATES / "style.css").read_text(encoding="utf-8"),
+            palette.rules(),
+            f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}",
+        )
+    )
+
+
+def patterns() -> Markup:
+    """Stripes, as SVG patterns that follow the theme."""
+    out = []
+    for name, cause in palette.GPU_TIME.items():
+        if cause.stripes:
+            ground, stripe, pitch, width = cause.stripes
+            angle = -45 if name == "phase_switch" else 45
+            out.append(
+                f'<pattern id="h-{name}" width="{pitch:g}" height="{pitch:g}" patternUnits="userSpaceOnUse" patternTransform="rotate({angle})">'
+                f'<rect width="{pitch:g}" height="{pitch:g}" style="fill:var({ground})"/>'
+                f'<rect width="{width:g}" height="{pitch:g}" style="fill:var({stripe})"/></pattern>'
+            )
+    return Markup("".join(out))
+
+
+def rows(view: View) -> list[dict[str, Any]]:
+    """The first table, a row per variant."""
+    best = compared.marked(view)
+    bins = max(3, min(9, 1 + max([0, *(v for f in view.figures for v in f.dequeue)])))
+    out = []
+    for i, f in enumerate(view.figures):
+        cells = []
+        for metric in compared.COLUMNS:
+            stale = metric == "staleness_dequeue_mean"
+            text = Markup(compared.staleness_text(f, "<i>/</i>")) if stale else escape(f.text(metric))
+            if f.letter in best[metric]:
+                text = Markup(f'<span class="best">{text}<span class="vh"> (best)</span></span>')
+            under = spark(f, bins) if stale else compared.small_figures(view, f, metric)
+            cells.append(
+                {
+                    "metric": metric,
+                    "value": numbered(text, f.kinds[metric]),
+                    "sort": f.mean(metric),
+                    "under": under,
+                    "stale": stale,
+                }
+            )
+        out.append({"index": i, "figures": f, "cells": cells, "mini": mini(view, f)})
+    return out
+
+
+def all_numbers(view: View) -> list[dict[str, Any]]:
+    """Every metric, variants across."""
+    return [
+        {
+            "label": m.label,
+            "unit": m.unit,
+            "term": m.term,
+            "cells": [numbered(f.text(name), f.kinds[name]) for f in view.figures],
+        }
+        for name, m in METRICS.items()
+    ]
+
+
+def render(comparison: Comparison) -> str:
+    """The whole page."""
+    view = view_of(comparison)
+    heads = headings(view)
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.globals.update(mark=mark, chip=chip, sentence=sentence, swatch=swatch, numbered=numbered)
+    draw = {"gpu": plots.gpu_time, "staleness": plots.staleness, "trajectory": plots.trajectory, "update": plots.update}
+    figures = {name: Markup(draw[name](view).both) for name in heads}
+    kinds = input_kinds(comparison)
+    used = {kind for f in view.figures for kind in f.kinds.values()} | set(kinds.values())
+    return env.get_template("page.html.j2").render(
+        c=comparison,
+        view=view,
+        answer=answer(view),
+        basis=(price_of_it(view), rests_on(view)),
+        columns=[(m, METRICS[m].term, METRICS[m].better > 0, *compared.COLUMNS[m]) for m in compared.COLUMNS],
+        rows=rows(view),
+        legend=compared.legend(view),
+        heads=heads,
+        plots=figures,
+        gpu_lead=gpu_lead(view),
+        lane_table=compared.lane_table(view),
+        all_numbers=all_numbers(view),
+        trajectory_key=[
+            (p.label, p.role)
+            for n, p in palette.TRAJECTORY.items()
+            if any(f.mean(f"trajectory_{n}_s") > 0 for f in view.figures)
+        ],
+        update_key=[
+            (p.label, p.role)
+            for n, p in palette.UPDATE.items()
+            if any(n in update_parts(f) for f in with_updates(view))
+        ],
+        limits=limits(view),
+        checks=compared.checks(view),
+        input_kinds={FAMILIES[f]: (kind, comparison.facts.get(f, kind)) for f, kind in kinds.items()},
+        other_facts={k: v for k, v in comparison.facts.items() if k not in FAMILIES},
+        kinds=[k for k in KINDS if k.name in used],
+        by_name=BY_NAME,
+        symbols={name: Markup(drawing) for name, drawing in SYMBOLS.items()},
+        patterns=patterns(),
+        glossary=GROUPS,
+        navigation={
+            k: v for k, v in compared.NAVIGATION.items() if k in heads or k in ("limits", "reproduce", "glossary")
+        },
+        measure=compared.measured_by(comparison),
+        style=Markup(stylesheet()),
+        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+        many=len(view.figures) > 5,
+        dense=len(view.figures) > 6,
+        counted=numbers.counted,
+    )

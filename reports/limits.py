@@ -1,0 +1,111 @@
+"""What the result does not say: one limit a line, only those that hold for these runs.
+
+It refuses to know HTML, Markdown and colours.
+"""
+
+from __future__ import annotations
+
+from reports import numbers
+from reports.comparison import Comparison
+from reports.sentences import Letter, Mark, Number, Sentence, joined, say
+from reports.view import View, input_kinds, number, percent
+from testbed.metrics.summary import RunSummary
+
+
+def limits(view: View) -> list[tuple[Sentence, Sentence]]:
+    """(what, why it matters), only what holds for these runs."""
+    c, w = view.comparison, view.winner
+    runs = [r for v in c.variants for r in v.runs]
+    simulated = any(r.backend == "simulated" for r in runs)
+    out: list[tuple[Sentence, Sentence]] = []
+    if simulated:
+        stale = w.mean("staleness_dequeue_mean")
+        worth = (
+            say(
+                "Whether 1,000 steps at staleness ",
+                number(w, "staleness_dequeue_mean"),
+                " are worth 1,000 steps at 0 is not known from here.",
+            )
+            if stale >= 0.05
+            else say("Nothing here says what is learnt in a step.")
+        )
+        out.append((say("Time, not learning."), say("The model was not trained. ", worth)))
+    for keys, changing in _changing_several(c).items():
+        many = len(changing) > 1
+        out.append(
+            (
+                say(
+                    joined([(Letter(letter),) for letter in changing]),
+                    f" change{'' if many else 's'} {numbers.counted(len(keys))} things at once",
+                ),
+                say(
+                    f" ({numbers.listed(list(keys))}), so {'their differences' if many else 'its difference'} "
+                    f"cannot be given to one of them."
+                ),
+            )
+        )
+    if len(c.seeds) == 1 and not c.single:
+        out.append((say("One seed, no spread."), say("Only differences above 5\u00a0% are claimed.")))
+    kinds = input_kinds(c)
+    if kinds.get("trainer") in ("analytic", "assumed"):
+        out.append((say("The trainer is a formula "), say(Mark(kinds["trainer"]), "and was not timed.")))
+    if "reply_lengths" in kinds and kinds["reply_lengths"] != "measured":
+        capped = w.mean("capped_share")
+        cap = say(percent(w, "capped_share"), " of trajectories are ended by the length cap. ") if capped > 0 else ()
+        out.append(
+            (
+                say("Lengths are ", kinds["reply_lengths"], " "),
+                say(Mark(kinds["reply_lengths"]), ". ", cap, "They do not change as the policy learns."),
+            )
+        )
+    for model, share in _worst_marks(runs).items():
+        out.append(
+            (
+                say(Number(numbers.percent(share), "simulated"), f" of {model} steps"),
+                say(" lie outside the range of their cost tables and are extrapolated."),
+            )
+        )
+    if any("stale" in r.waste.dropped_trajectories for r in runs):
+        out.append(
+            (
+                say("Dropping is not neutral."),
+                say("Long groups are dropped more often than short ones, which tilts the training data."),
+            )
+        )
+    if any(r.waste.corrected_trajectories for r in runs):
+        out.append(
+            (
+                say("Corrections are counted, not judged."),
+                say("What a correction costs in learning is not known from here."),
+            )
+        )
+    if c.unequal_gpus:
+        totals = ", ".join(f"{f.letter}: {f.gpus}" for f in view.figures)
+        out.append((say("The variants have different numbers of GPUs"), say(f" ({totals}), as the study allows.")))
+    if len({r.measured_steps for r in runs}) > 1:
+        low, high = min(r.measured_steps for r in runs), max(r.measured_steps for r in runs)
+        out.append((say("Not every run measured as many steps"), say(f" ({low} to {high}).")))
+    if simulated:
+        out.append(
+            (say("No failures,"), say(" no slow machines, no other jobs on the network, unless the scenario has them."))
+        )
+    return out
+
+
+def _changing_several(c: Comparison) -> dict[tuple[str, ...], list[str]]:
+    """What is changed together -> the letters that change it."""
+    out: dict[tuple[str, ...], list[str]] = {}
+    for v in c.variants:
+        if len(v.changes) > 1:
+            out.setdefault(tuple(v.changes), []).append(v.letter)
+    return out
+
+
+def _worst_marks(runs: list[RunSummary]) -> dict[str, float]:
+    """Share of cost-model answers outside their range, the worst run's, by model."""
+    worst: dict[str, float] = {}
+    for r in runs:
+        for model, share in r.marks.items():
+            if share >= 0.001:
+                worst[model] = max(share, worst.get(model, 0.0))
+    return worst

@@ -1,0 +1,387 @@
+"""Which figures a report has: one table of name, unit, how it is read from a run, how it is written, and what it rests on.
+
+CSV, JSON, Markdown and HTML all walk this table, so they cannot disagree. It refuses to know variants and comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from reports import numbers
+from reports.kinds import result_kind, weakest
+from reports.palette import IDLE, TRAJECTORY
+from testbed.metrics.summary import RunSummary, StalenessReading
+
+Read = Callable[[RunSummary], float]
+Write = Callable[[float, float], str]
+"""(value, spread) -> text."""
+
+
+class Metric(Struct, frozen=True):
+    label: str
+    unit: str
+    read: Read
+    write: Write
+    families: tuple[str, ...] = ()
+    """Input families besides the run itself that the number takes its kind from."""
+    term: str = ""
+    """Glossary id."""
+    difference: str = "relative"
+    """How two are compared: `relative`, `points` (shares) or `none`."""
+    better: int = 0
+    """1: more is better, −1: less is better, 0: neither."""
+
+
+def gpu_share(
+    run: RunSummary, causes: tuple[str, ...], lanes: tuple[str, ...] = ("engines", "trainer", "shared")
+) -> float:
+    """Share of the GPU time of these lanes that went to these causes; 0 if the run has no such lane."""
+    pools = [p for p in run.pools if p.lane in lanes]
+    total = sum(sum(p.gpu_seconds.values()) for p in pools)
+    return sum(p.gpu_seconds.get(c, 0.0) for p in pools for c in causes) / total if total else 0.0
+
+
+def default_reading(run: RunSummary) -> StalenessReading:
+    """Staleness by the scenario's own measure. Raises KeyError when the run lacks it."""
+    return run.staleness[run.staleness_measure]
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+def _percent(value: float, spread: float) -> str:
+    return numbers.percent(value, 1)
+
+
+def _tenths(value: float, spread: float) -> str:
+    return numbers.tenths(value)
+
+
+def _whole(value: float, spread: float) -> str:
+    return numbers.grouped(value)
+
+
+def _short_seconds(value: float, spread: float) -> str:
+    """Parts of a weight update: a tenth of a second is enough from one second on."""
+    return numbers.seconds(value, max(spread, 0.1) if value >= 1 else spread)
+
+
+METRICS: dict[str, Metric] = {
+    "step_time_s": Metric(
+        "Step time", "s", lambda r: r.step_time_mean_s, numbers.seconds, (), "g-step", "relative", -1
+    ),
+    "trained_tokens_per_s_per_gpu": Metric(
+        "Trained tokens",
+        "actor tokens in the loss per s per GPU",
+        lambda r: r.trained_tokens_per_s_per_gpu,
+        numbers.plain,
+        (),
+        "g-tps",
+        "relative",
+        1,
+    ),
+    "generated_tokens_per_s_per_gpu": Metric(
+        "Generated tokens",
+        "output tokens, dropped ones included, per s per GPU",
+        lambda r: r.generated_tokens_per_s_per_gpu,
+        numbers.plain,
+        (),
+        "g-gps",
+        "relative",
+        1,
+    ),
+    "trajectories_per_s": Metric(
+        "Trained trajectories", "per s", lambda r: r.trajectories_per_s, numbers.plain, (), "g-trajs", "relative", 1
+    ),
+    "cost_usd_per_1000_steps": Metric(
+        "Cost",
+        "USD per 1,000 steps",
+        lambda r: r.cost_usd_per_1000_steps,
+        numbers.dollars,
+        ("price",),
+        "g-usd",
+        "relative",
+        -1,
+    ),
+    "staleness_dequeue_mean": Metric(
+        "Staleness at dequeue, mean",
+        "versions",
+        lambda r: default_reading(r).dequeue.mean,
+        _tenths,
+        (),
+        "g-stale",
+        "none",
+        -1,
+    ),
+    "staleness_dequeue_p95": Metric(
+        "Staleness at dequeue, p95", "versions", lambda r: default_reading(r).dequeue.p95, _whole, (), "g-stale", "none"
+    ),
+    "staleness_dequeue_max": Metric(
+        "Staleness at dequeue, max", "versions", lambda r: default_reading(r).dequeue.max, _whole, (), "g-stale", "none"
+    ),
+    "staleness_completion_mean": Metric(
+        "Staleness at completion, mean",
+        "versions",
+        lambda r: default_reading(r).completion.mean,
+        _tenths,
+        (),
+        "g-stale",
+        "none",
+    ),
+    "staleness_in_generation": Metric(
+        "of it, arose in generation",
+        "versions",
+        lambda r: r.staleness_in_generation * default_reading(r).dequeue.mean,
+        _tenths,
+        (),
+        "g-ages",
+        "none",
+    ),
+    "staleness_in_buffer": Metric(
+        "of it, arose in the buffer",
+        "versions",
+        lambda r: r.staleness_in_buffer * default_reading(r).dequeue.mean,
+        _tenths,
+        (),
+        "g-ages",
+        "none",
+    ),
+    "waste_share": Metric(
+        "Waste", "of generated tokens", lambda r: r.waste.share, _percent, (), "g-waste", "points", -1
+    ),
+    "dropped_trajectories_share": Metric(
+        "Dropped trajectories",
+        "of all that ended",
+        lambda r: _ratio(
+            sum(r.waste.dropped_trajectories.values()),
+            r.waste.trained_trajectories + sum(r.waste.dropped_trajectories.values()),
+        ),
+        _percent,
+        (),
+        "g-waste",
+        "points",
+    ),
+    "corrected_share": Metric(
+        "Corrected trajectories",
+        "of trained ones",
+        lambda r: _ratio(r.waste.corrected_trajectories, r.waste.trained_trajectories),
+        _percent,
+        (),
+        "g-corrected",
+        "points",
+    ),
+    "masked_share": Metric(
+        "Masked tokens",
+        "of generated tokens",
+        lambda r: _ratio(r.waste.masked_tokens, r.waste.generated_tokens),
+        _percent,
+        (),
+        "g-masked",
+        "points",
+    ),
+    "gpu_idle_share": Metric(
+        "GPU idle", "of GPU time", lambda r: gpu_share(r, IDLE), _percent, (), "g-idle", "points", -1
+    ),
+    "engines_idle_share": Metric(
+        "Engines idle",
+        "of their GPU time",
+        lambda r: gpu_share(r, IDLE, ("engines",)),
+        _percent,
+        (),
+        "g-idle",
+        "points",
+    ),
+    "trainer_idle_share": Metric(
+        "Trainer idle", "of its GPU time", lambda r: gpu_share(r, IDLE, ("trainer",)), _percent, (), "g-idle", "points"
+    ),
+    "tail_share": Metric(
+        "Generate, under ¼ full",
+        "of GPU time",
+        lambda r: gpu_share(r, ("generate_tail",)),
+        _percent,
+        (),
+        "g-c-generate_tail",
+        "points",
+    ),
+    "hidden_generation_share": Metric(
+        "Hidden generation",
+        "of engine-seconds of generation",
+        lambda r: r.hidden_generation_share,
+        _percent,
+        (),
+        "g-over",
+        "points",
+    ),
+    "overlap_s_per_step": Metric(
+        "Trains while engines generate",
+        "s per step",
+        lambda r: r.overlap_s_per_step,
+        numbers.seconds,
+        (),
+        "g-over",
+        "none",
+    ),
+    "trainer_waits_empty_s": Metric(
+        "Trainer waits, buffer empty",
+        "s per step",
+        lambda r: r.buffer.empty_s,
+        numbers.seconds,
+        (),
+        "g-c-idle_data",
+        "none",
+    ),
+    "trainer_waits_not_ready_s": Metric(
+        "Trainer waits, groups present, not ready",
+        "s per step",
+        lambda r: r.buffer.not_ready_s,
+        numbers.seconds,
+        (),
+        "g-c-idle_data",
+        "none",
+    ),
+    "trainer_waits_too_few_ready_s": Metric(
+        "Trainer waits, fewer ready than a batch",
+        "s per step",
+        lambda r: r.buffer.too_few_ready_s,
+        numbers.seconds,
+        (),
+        "g-c-idle_data",
+        "none",
+    ),
+    "producer_blocked_s": Metric(
+        "Admission held back by a full buffer",
+        "s per step",
+        lambda r: r.buffer.producer_blocked_s,
+        numbers.seconds,
+        (),
+        "g-c-idle_buffer_full",
+        "none",
+    ),
+    "kv_cached_share": Metric(
+        "Prompt tokens from the cache",
+        "of prompt tokens",
+        lambda r: _ratio(r.kv.cached_tokens, r.kv.prompt_tokens),
+        _percent,
+        (),
+        "g-reuse",
+        "points",
+    ),
+    "kv_recomputed_share": Metric(
+        "Prompt tokens computed again",
+        "of prompt tokens",
+        lambda r: _ratio(r.kv.recomputed_tokens, r.kv.prompt_tokens),
+        _percent,
+        (),
+        "g-c-recompute_kv",
+        "points",
+    ),
+    "kv_retractions": Metric(
+        "Retractions", "in the measured steps", lambda r: float(r.kv.retractions), _whole, (), "g-retract", "none"
+    ),
+    "output_length_mean": Metric(
+        "Output length, mean", "tokens", lambda r: r.output_length.mean, _whole, ("reply_lengths",), "", "relative"
+    ),
+    "output_length_p95": Metric(
+        "Output length, p95", "tokens", lambda r: r.output_length.p95, _whole, ("reply_lengths",), "", "relative"
+    ),
+    "capped_share": Metric(
+        "Ended by the length cap",
+        "of trajectories",
+        lambda r: r.capped_share,
+        _percent,
+        ("reply_lengths",),
+        "",
+        "points",
+    ),
+    "update_total_s": Metric(
+        "Weight update, total",
+        "s",
+        lambda r: r.weight_update.total_s,
+        _short_seconds,
+        ("links",),
+        "g-update",
+        "relative",
+        -1,
+    ),
+    "update_prepare_s": Metric(
+        "Weight update, prepare",
+        "s",
+        lambda r: r.weight_update.prepare_s,
+        _short_seconds,
+        ("links",),
+        "g-update",
+        "none",
+    ),
+    "update_drain_s": Metric(
+        "Weight update, drain", "s", lambda r: r.weight_update.drain_s, _short_seconds, (), "g-drain", "none"
+    ),
+    "update_copy_s": Metric(
+        "Weight update, copy", "s", lambda r: r.weight_update.copy_s, _short_seconds, ("links",), "g-update", "none"
+    ),
+    "update_requantize_s": Metric(
+        "Weight update, requantise",
+        "s",
+        lambda r: r.weight_update.requantize_s,
+        _short_seconds,
+        ("links",),
+        "g-update",
+        "none",
+    ),
+    "update_barrier_s": Metric(
+        "Weight update, barrier", "s", lambda r: r.weight_update.barrier_s, _short_seconds, (), "g-barrier", "none"
+    ),
+    "update_pause_s": Metric(
+        "Engines paused",
+        "s per update",
+        lambda r: r.weight_update.pause_s,
+        _short_seconds,
+        (),
+        "g-pause",
+        "relative",
+        -1,
+    ),
+    "update_to_first_request_s": Metric(
+        "Effective to first request",
+        "s",
+        lambda r: r.weight_update.effective_to_first_request_s,
+        _short_seconds,
+        (),
+        "g-effective",
+        "none",
+    ),
+    "update_failed": Metric(
+        "Failed weight updates",
+        "in the measured steps",
+        lambda r: float(r.weight_update.failed),
+        _whole,
+        (),
+        "",
+        "none",
+    ),
+    **{
+        f"trajectory_{name}_s": Metric(
+            f"Trajectory, {part.label}",
+            "s",
+            lambda r, name=name: getattr(r.trajectory, name),
+            numbers.seconds,
+            (),
+            f"g-t-{name}",
+            "none",
+        )
+        for name, part in TRAJECTORY.items()
+    },
+    "trajectory_total_s": Metric(
+        "Trajectory, total", "s", lambda r: r.trajectory.total, numbers.seconds, (), "g-t-total", "relative"
+    ),
+    "measured_steps": Metric(
+        "Measured steps", "steps", lambda r: float(r.measured_steps), _whole, (), "g-step", "none"
+    ),
+}
+
+
+def kind_of(metric: Metric, run: RunSummary) -> str:
+    """Kind of this number in this run: the weakest of the run's own kind and its input families."""
+    return weakest([result_kind(run.backend), *(run.kinds[f] for f in metric.families if f in run.kinds)])

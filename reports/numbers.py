@@ -1,0 +1,101 @@
+"""How a number is written: units, digits, thousands, the true minus sign and no-break spaces.
+
+It refuses to know what a number means or where it comes from. Every function returns text for people; exact values go
+to CSV and JSON.
+"""
+
+from __future__ import annotations
+
+import math
+
+NBSP = "\u00a0"
+MINUS = "\u2212"
+
+
+def grouped(value: float, decimals: int = 0) -> str:
+    """`12350.4` -> `12,350`. Negative values get a true minus; what rounds to zero has no sign."""
+    text = f"{abs(value):,.{decimals}f}"
+    negative = value < 0 and any(c in "123456789" for c in text)
+    return MINUS + text if negative else text
+
+
+def decimals_for(value: float, spread: float = 0.0, significant: int = 3) -> int:
+    """Digits after the point: at most `significant` digits, and none below the leading digit of the spread."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    digits = significant - 1 - math.floor(math.log10(abs(value)))
+    if spread > 0:
+        digits = min(digits, -math.floor(math.log10(spread)))
+    return max(0, digits)
+
+
+def plain(value: float, spread: float = 0.0) -> str:
+    """A number without a unit: `445`, `1.79`."""
+    return grouped(value, decimals_for(value, spread))
+
+
+def seconds(value: float, spread: float = 0.0) -> str:
+    """`248 s`, `9.02 s`, `0.31 s`; digits as the spread allows."""
+    return f"{grouped(value, min(2, decimals_for(value, spread)))}{NBSP}s"
+
+
+def tenths(value: float) -> str:
+    """One digit after the point, for small means: `1.8`."""
+    return grouped(value, 1)
+
+
+def percent(share: float, decimals: int | None = None) -> str:
+    """0.24 -> `24 %`. Without `decimals`: whole from 10 % on, one digit below, `0 %` for zero."""
+    value = share * 100
+    if decimals is None:
+        decimals = 1 if 0 < abs(value) < 9.95 else 0
+    return f"{grouped(value, decimals)}{NBSP}%"
+
+
+def signed_percent(ratio: float) -> str:
+    """A relative difference: −0.24 -> `−24 %`, 0.57 -> `+57 %`; `0 %` when it rounds to nothing."""
+    text = percent(ratio)
+    if not any(c in "123456789" for c in text):
+        return f"0{NBSP}%"
+    return text if ratio < 0 else "+" + text
+
+
+def points(difference: float) -> str:
+    """A difference of two shares: 0.074 -> `+7.4 pt`; `0 pt` when it rounds to nothing."""
+    text = grouped(difference * 100, 1)
+    if not any(c in "123456789" for c in text):
+        return f"0{NBSP}pt"
+    return f"{text if difference < 0 else '+' + text}{NBSP}pt"
+
+
+def dollars(value: float, spread: float = 0.0) -> str:
+    """11450.8 -> `$11,450`: four significant digits, fewer where the spread's second digit is coarser; cents below $100."""
+    if abs(value) < 100:
+        return ("" if value >= 0 else MINUS) + f"${abs(value):.2f}"
+    unit = 10.0 ** max(0, math.floor(math.log10(abs(value))) - 3)
+    if spread > 0:
+        unit = max(unit, 10.0 ** (math.floor(math.log10(spread)) - 1))
+    return ("" if value >= 0 else MINUS) + f"${round(abs(value) / unit) * unit:,.0f}"
+
+
+def times(ratio: float) -> str:
+    """1.3225 -> `1.32 ×`."""
+    return f"{grouped(ratio, decimals_for(ratio))}{NBSP}×"
+
+
+def plus_minus(spread: float) -> str:
+    """`± 6`, two digits at most below ten."""
+    return f"±{NBSP}{grouped(spread, 0 if spread >= 9.95 else min(2, decimals_for(spread, 0.0, 1)))}"
+
+
+def listed(words: list[str]) -> str:
+    """`A`, `A and B`, `A, B and C`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+COUNT_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def counted(n: int) -> str:
+    """Small whole numbers as words, for headings and captions."""
+    return COUNT_WORDS[n] if 0 <= n < len(COUNT_WORDS) else grouped(n)

@@ -1,0 +1,90 @@
+"""The virtual clock: SimPy's event loop with plain callbacks at exact absolute times.
+
+Responsible for the order of what happens: (time, priority class, sequence number), the same in every run. It
+refuses to know what a callback does, host time, and processes per request: one pending `Call` per engine, trainer,
+link or tool is all that models need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+import simpy
+from simpy.core import EmptySchedule
+
+# Priority classes: what goes first among calls of one instant. Gaps leave room; SimPy's own events use 0 (urgent)
+# and 1 (normal), so `run(until=t)` stops before anything of instant t happens.
+COMPLETE = 10
+"""A tool, verifier, link or trainer is done. First, because what it frees can be taken at the same instant (D/D/1
+never waits)."""
+WEIGHTS = 20
+"""A step of a weight update. After completions: work that ends at the instant of a pause has ended before it."""
+ARRIVE = 30
+"""New work arrives. After completions and versions: it sees the free slots and the version of this instant."""
+ENGINE = 40
+"""An engine's wake-up. After arrivals: an iteration takes in every request that came no later than its start."""
+TIMER = 50
+"""Timers of the core. After all work of the instant, so that a tick decides on a settled state."""
+REPORT = 60
+"""Load reports and samples: they read and change nothing, so they read what everything else has left behind."""
+WATCHDOG = 70
+"""Last: only if the whole instant brought no progress is anything stuck."""
+
+
+def ignore(arg: Any) -> None:
+    """What a cancelled call does."""
+
+
+class Call:
+    """One scheduled callback, in SimPy's heap beside SimPy's own events."""
+
+    __slots__ = ("arg", "callback")
+
+    def __init__(self, callback: Callable[[Any], object], arg: Any) -> None:
+        self.callback = callback
+        self.arg = arg
+
+    def cancel(self) -> None:
+        """Do nothing when the time comes. O(1): the entry stays in the heap and is still counted as an event."""
+        self.callback = ignore
+        self.arg = None
+
+
+class Clock(simpy.Environment):
+    """Virtual time in seconds. `events` counts the calls and SimPy events that have happened.
+
+    A time is never a sum the clock makes: `at` takes the absolute time, and `now` is exactly that float when the
+    callback runs.
+    """
+
+    def __init__(self, initial_time: float = 0.0) -> None:
+        super().__init__(initial_time)
+        self.events = 0
+        self._heap: list[Any] = self._queue  # SimPy's own heap; its entries may be calls here
+
+    def at(self, time: float, priority: int, callback: Callable[[Any], object], arg: Any = None) -> Call:
+        """Call `callback(arg)` at `time` (s, absolute), after everything of the same time with a lower priority
+        number or the same number and an earlier `at`.
+
+        Raises ValueError if `time` is before now or not a number.
+        """
+        if not time >= self._now:
+            raise ValueError(f"time {time!r} s is before now ({self._now!r} s)")
+        call = Call(callback, arg)
+        heappush(self._heap, (time, priority, next(self._eid), call))
+        return call
+
+    def step(self) -> None:
+        """The next event; SimPy's `step` with a short way for calls. Raises EmptySchedule if nothing is scheduled."""
+        queue = self._heap
+        if not queue:
+            raise EmptySchedule
+        event = queue[0][3]
+        self.events += 1
+        if type(event) is not Call:
+            super().step()
+            return
+        self._now = heappop(queue)[0]
+        event.callback(event.arg)

@@ -1,0 +1,300 @@
+"""The prefix cache of one engine: SGLang's page-granular radix tree over KV slots, with locks and least-recently-used leaves.
+
+It owns which token sequences have KV, who holds them, how many slots are free, and what goes first when slots run short.
+It refuses to know requests, batches and time: recency is a counter.
+
+Content is not stored as tokens. A token sequence is a tuple of runs `(content, start, length)`: tokens start..start+length-1
+of the content with that id. Equal runs are equal tokens, so every operation costs O(nodes and runs touched), never O(tokens).
+
+Rules (SGLang 0.5.23, `mem_cache/unified_radix_cache.py`): a partly covered node is split at a page boundary and its suffix
+counts as fresh; a match stamps its path with the deepest node newest; an insertion stamps each node on the way down; locks
+hold a whole path; eviction takes whole unlocked leaves, oldest first, and stops as soon as enough slots are free.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heapreplace
+from typing import Any
+
+Run = tuple[int, int, int]
+Runs = tuple[Run, ...]
+
+_DEPTH = 1 << 16
+"""Stamps reserved for one path, so that its nodes can be stamped from the deepest up. Only the order of stamps matters."""
+_NEVER = 1 << 62
+
+
+def normalised(runs: Runs) -> Runs:
+    """The same tokens in the fewest runs: adjacent pieces of one content are joined, empty ones dropped."""
+    for i in range(1, len(runs)):
+        c, s, n = runs[i - 1]
+        if not n or not runs[i][2] or (runs[i][0] == c and runs[i][1] == s + n):
+            break
+    else:
+        return runs if not runs or runs[0][2] else ()
+    out: list[Run] = []
+    for c, s, n in runs:
+        if not n:
+            continue
+        if out and out[-1][0] == c and out[-1][1] + out[-1][2] == s:
+            out[-1] = (c, out[-1][1], out[-1][2] + n)
+        else:
+            out.append((c, s, n))
+    return tuple(out)
+
+
+def cut(runs: Runs, lo: int, hi: int) -> Runs:
+    """Tokens lo..hi-1 of a sequence, as runs. `hi` may not exceed its length. O(runs)."""
+    if len(runs) == 1:
+        c, s, _ = runs[0]
+        return ((c, s + lo, hi - lo),)
+    out: list[Run] = []
+    at = 0
+    for run in runs:
+        c, s, n = run
+        end = at + n
+        if end > lo:
+            a, b = (lo if lo > at else at), (hi if hi < end else end)
+            out.append(run if b - a == n else (c, s + a - at, b - a))
+        if end >= hi:
+            break
+        at = end
+    return tuple(out)
+
+
+class Node:
+    """A stretch of cached tokens. `t`: last access, larger is newer. `end`: tokens from the root to its end.
+
+    `version`: oldest weight version among the KV of the path from the root to here.
+    """
+
+    __slots__ = ("ckey", "end", "key", "kids", "lock", "parent", "queued", "size", "t", "version")
+
+    def __init__(self, parent: Node | None, key: Runs, ckey: Any, size: int, t: int, lock: int, version: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.ckey = ckey
+        self.size = size
+        self.t = t
+        self.lock = lock
+        self.version = version
+        self.end = size if parent is None else parent.end + size
+        self.kids: dict[Any, Node] | None = None
+        self.queued = False
+
+
+class RadixCache:
+    """`free`: slots that hold nothing; `evictable`: slots of unlocked nodes. Both in tokens, multiples of `page`.
+
+    `log`, if a list, receives `(wanted, got, tag)` of every eviction walk.
+    """
+
+    __slots__ = ("clock", "evictable", "free", "heap", "log", "page", "roots", "tag")
+
+    def __init__(self, page: int, slots: int) -> None:
+        self.page = page
+        self.log: list[tuple[int, int, int]] | None = None
+        self.tag = 0
+        self.clock = 0
+        self.reset(slots)
+
+    def reset(self, slots: int) -> None:
+        """Forget everything; `slots` are free."""
+        self.free = slots
+        self.evictable = 0
+        self.heap: list[tuple[int, Node]] = []
+        self.roots: dict[Any, Node] = {}
+
+    def root(self, namespace: Any) -> Node:
+        """Requests of different namespaces (`extra_key`) never share; they compete for the same slots."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(None, (), None, 0, 0, 0, _NEVER)
+        return root
+
+    # --- walking ------------------------------------------------------------------------------------------------------
+
+    def _first_page(self, runs: Runs, ri: int, ro: int) -> Runs:
+        """Key of a child: the page of tokens at run `ri`, offset `ro`."""
+        need = self.page
+        c, s, n = runs[ri]
+        if n - ro >= need:
+            return ((c, s + ro, need),)
+        out = [(c, s + ro, n - ro)]
+        need -= n - ro
+        while need:
+            ri += 1
+            c, s, n = runs[ri]
+            if n > need:
+                n = need
+            out.append((c, s, n))
+            need -= n
+        return tuple(out)
+
+    def _descend(self, node: Node, runs: Runs, length: int, stamp: bool) -> tuple[Node, int]:
+        """Follow `runs` (at most `length` tokens, a multiple of the page) down from `node`; split a partly covered node.
+
+        Returns the node reached and the tokens covered.
+        """
+        page, i, ri, ro = self.page, 0, 0, 0
+        nruns = len(runs)
+        while i < length:
+            kids = node.kids
+            if not kids:
+                break
+            if page == 1:
+                c, s, n = runs[ri]
+                kid = kids.get((c, s + ro))
+            else:
+                kid = kids.get(self._first_page(runs, ri, ro))
+            if kid is None:
+                break
+            if stamp:
+                self.clock = kid.t = self.clock + 1
+            m = 0
+            for kc, ks, kn in kid.key:
+                c, s, n = runs[ri]
+                if c != kc or s + ro != ks:
+                    break
+                n -= ro
+                if kn < n:
+                    m += kn
+                    ro += kn
+                else:
+                    m += n
+                    ri += 1
+                    ro = 0
+                    if kn > n or ri == nruns:
+                        break
+            if m > length - i:
+                m = length - i
+            if page > 1:
+                m -= m % page
+            i += m
+            if m < kid.size:
+                return self._split(kid, m), i
+            node = kid
+        return node, i
+
+    def _split(self, kid: Node, at: int) -> Node:
+        """Cut a node after `at` tokens. The node stays the suffix, which counts as fresh; the new upper part is returned."""
+        parent = kid.parent
+        clock = self.clock = self.clock + 2
+        upper = Node(parent, cut(kid.key, 0, at), kid.ckey, at, clock - 1, kid.lock, kid.version)
+        parent.kids[kid.ckey] = upper  # type: ignore[union-attr, index]
+        kid.key = cut(kid.key, at, kid.size)
+        kid.size -= at
+        kid.parent = upper
+        kid.t = clock
+        kid.ckey = kid.key[0][:2] if self.page == 1 else self._first_page(kid.key, 0, 0)
+        upper.kids = {kid.ckey: kid}
+        return upper
+
+    # --- matching and locks -------------------------------------------------------------------------------------------
+
+    def match(self, root: Node, runs: Runs, length: int) -> tuple[Node, int]:
+        """Longest cached prefix of the first `length` tokens: (its last node, its length). Stamps its path."""
+        page = self.page
+        node, got = self._descend(root, runs, length if page == 1 else length // page * page, False)
+        self.touch(node)
+        return node, got
+
+    def touch(self, node: Node) -> None:
+        """Stamp a path, the deepest node newest."""
+        t = self.clock = self.clock + _DEPTH
+        while (parent := node.parent) is not None:
+            node.t = t
+            t -= 1
+            node = parent
+
+    def pin(self, node: Node) -> None:
+        """Lock the path to `node`."""
+        while (parent := node.parent) is not None:
+            if not node.lock:
+                self.evictable -= node.size
+            node.lock += 1
+            node = parent
+
+    def unpin(self, node: Node) -> None:
+        """Undo one `pin`."""
+        if node.lock == 1 and not node.kids and not node.queued:
+            node.queued = True
+            heappush(self.heap, (node.t, node))
+        while (parent := node.parent) is not None:
+            node.lock -= 1
+            if not node.lock:
+                self.evictable += node.size
+            node = parent
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    def extend(self, node: Node, runs: Runs, length: int, version: int, lock: bool) -> tuple[Node, int]:
+        """Publish `length` tokens (a multiple of the page) below `node`, whose path is stamped by the caller.
+
+        Returns the last node and how many of the tokens were there already. With `lock`, the nodes below `node` are locked.
+        Slots change hands by the caller's arithmetic; a new unlocked leaf is counted evictable.
+        """
+        top = node
+        node, have = self._descend(node, runs, length, True) if node.kids else (node, 0)
+        last = node
+        if have < length:
+            key = runs if len(runs) == 1 and not have and runs[0][2] == length else cut(runs, have, length)
+            ckey = key[0][:2] if self.page == 1 else self._first_page(key, 0, 0)
+            self.clock = clock = self.clock + 1
+            if version > node.version:
+                version = node.version
+            last = Node(node, key, ckey, length - have, clock, 1 if lock else 0, version)
+            if node.kids is None:
+                node.kids = {ckey: last}
+            else:
+                node.kids[ckey] = last
+            if not lock:
+                self.evictable += length - have
+                last.queued = True
+                heappush(self.heap, (clock, last))
+        if lock:
+            while node is not top:
+                if not node.lock:
+                    self.evictable -= node.size
+                node.lock += 1
+                node = node.parent  # type: ignore[assignment]
+        return last, have
+
+    def separate(self, node: Node, at: int, runs: Runs) -> None:
+        """Make `at` a node boundary on the path to `node` (whose tokens begin with `runs`) and stamp the path up to it."""
+        while node.end > at:
+            node = node.parent  # type: ignore[assignment]
+        self.touch(node)
+        if node.end < at:
+            self._descend(node, cut(runs, node.end, at), at - node.end, True)
+
+    # --- eviction -----------------------------------------------------------------------------------------------------
+
+    def evict(self, target: int) -> None:
+        """Drop whole unlocked leaves, least recently used first, until `target` slots are free or no such leaf is left.
+
+        The heap is lazy: one entry a node, checked when it comes up (stamps only grow, so an entry's stamp is a lower bound).
+        """
+        heap = self.heap
+        before = self.free
+        while self.free < target and heap:
+            t, node = heap[0]
+            if node.lock or node.kids:
+                heappop(heap)
+                node.queued = False
+                continue
+            if node.t != t:
+                heapreplace(heap, (node.t, node))
+                continue
+            heappop(heap)
+            node.queued = False
+            parent = node.parent
+            del parent.kids[node.ckey]  # type: ignore[union-attr, arg-type]
+            node.lock = -1
+            self.free += node.size
+            self.evictable -= node.size
+            if not parent.kids and not parent.lock and parent.parent is not None and not parent.queued:  # type: ignore[union-attr]
+                parent.queued = True  # type: ignore[union-attr]
+                heappush(heap, (parent.t, parent))  # type: ignore[union-attr, arg-type]
+        if self.log is not None:
+            self.log.append((target - before, self.free - before, self.tag))

@@ -1,0 +1,194 @@
+"""What a living trajectory has spent its time on so far, and the tokens it cost. Forgotten when the trajectory retires.
+
+Reads turns, tools, environments and engine pauses. It refuses to know batches and the buffer: `batch` puts those times,
+which the `Experience` carries, on top. Queueing is what remains, so that the parts always sum to the whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from testbed.core.actions import PrepareEnvironment, RunTool, StartTurn, SwitchPool
+from testbed.core.events import (
+    EngineJoined,
+    EngineLost,
+    EnginePaused,
+    EngineResumed,
+    EnvironmentReady,
+    PoolSwitched,
+    ToolFinished,
+    TurnFailed,
+    TurnFinished,
+)
+from testbed.metrics.gpu_time import Handlers
+from testbed.scenario.layout import Layout
+
+_PAUSES_KEPT = 64
+"""Pauses of one engine that are remembered. A longer turn's earlier pauses count as paused, but are taken from its
+queueing."""
+
+
+class PauseClock:
+    """How long one engine has been held still, by weight updates or because its pool does something else. Seconds."""
+
+    __slots__ = ("_before", "_intervals", "_reasons", "_since")
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._since = 0.0
+        self._reasons: set[str] = set()
+        self._intervals: deque[tuple[float, float]] = deque(maxlen=_PAUSES_KEPT)
+
+    def stop(self, t: float, reason: str) -> None:
+        if not self._reasons:
+            self._since = t
+        self._reasons.add(reason)
+
+    def go(self, t: float, reason: str) -> None:
+        if reason in self._reasons:
+            self._reasons.remove(reason)
+            if not self._reasons:
+                self._before += t - self._since
+                self._intervals.append((self._since, t))
+
+    def total(self, t: float) -> float:
+        """Seconds held still until `t`."""
+        return self._before + (t - self._since) if self._reasons else self._before
+
+    def within(self, start: float, end: float) -> float:
+        """Seconds held still between two times, the second one not after now."""
+        seconds = max(0.0, end - max(start, self._since)) if self._reasons else 0.0
+        for since, until in reversed(self._intervals):
+            if until <= start:
+                break
+            seconds += max(0.0, min(end, until) - max(start, since))
+        return seconds
+
+
+class Life:
+    """Sums of one trajectory over its turns, in seconds and tokens."""
+
+    __slots__ = (
+        "_pause_mark",
+        "_since",
+        "capped",
+        "decode",
+        "environment",
+        "lost_tokens",
+        "paused",
+        "prefill",
+        "tokens",
+        "tool",
+    )
+
+    def __init__(self) -> None:
+        self.environment = 0.0
+        self.prefill = 0.0
+        self.decode = 0.0
+        self.tool = 0.0
+        self.paused = 0.0
+        self.tokens = 0
+        """Output tokens of finished turns."""
+        self.lost_tokens = 0
+        """Output tokens of model calls that were lost or aborted."""
+        self.capped = False
+        """Its last turn ended at the length cap."""
+        self._since = 0.0
+        self._pause_mark = 0.0
+
+    @property
+    def known_s(self) -> float:
+        """Everything but queueing."""
+        return self.environment + self.prefill + self.decode + self.tool + self.paused
+
+
+class Lives:
+    """The fold: trajectory -> `Life`, from its environment or first turn until `pop`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._lives: dict[int, Life] = {}
+        self._clocks = [PauseClock() for _ in layout.engines]
+        self._of_pool = [[self._clocks[e] for e in p.engines] for p in layout.pools]
+        for pool in layout.pools:
+            if pool.phase != "generate":
+                self._hold_pool(0.0, pool.index)
+        self.handlers: Handlers = {
+            PrepareEnvironment: self._prepare_environment,
+            EnvironmentReady: self._environment_ready,
+            StartTurn: self._start_turn,
+            TurnFinished: self._turn_finished,
+            TurnFailed: self._turn_failed,
+            RunTool: self._run_tool,
+            ToolFinished: self._tool_finished,
+            EnginePaused: lambda t, e: self._clocks[e.engine].stop(t, "update"),
+            EngineResumed: lambda t, e: self._clocks[e.engine].go(t, "update"),
+            EngineLost: lambda t, e: self._clocks[e.engine].go(t, "update"),
+            EngineJoined: lambda t, e: self._clocks[e.engine].go(t, "update"),
+            SwitchPool: lambda t, a: self._hold_pool(t, a.pool),
+            PoolSwitched: self._pool_switched,
+        }
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def get(self, trajectory: int) -> Life | None:
+        return self._lives.get(trajectory)
+
+    def pop(self, trajectory: int) -> Life | None:
+        """Forget a trajectory whose life is over."""
+        return self._lives.pop(trajectory, None)
+
+    def _start_turn(self, t: float, a: StartTurn) -> None:
+        life = self._lives.get(a.trajectory)
+        if life is None:
+            life = self._lives[a.trajectory] = Life()
+        life._pause_mark = self._clocks[a.engine].total(t)
+
+    def _turn_finished(self, t: float, e: TurnFinished) -> None:
+        life = self._lives.get(e.trajectory)
+        if life is None:
+            return
+        clock = self._clocks[e.engine]
+        paused = clock.total(t) - life._pause_mark
+        life.prefill += e.first_token_t - e.started_t
+        life.decode += t - e.first_token_t
+        if paused > 0:
+            life.paused += paused
+            life.prefill -= clock.within(e.started_t, e.first_token_t)
+            life.decode -= clock.within(e.first_token_t, t)
+        life.tokens += e.output_tokens
+        life.capped = e.finish_reason == "length" and not e.continues
+
+    def _turn_failed(self, t: float, e: TurnFailed) -> None:
+        """The time of a lost model call is waiting: nothing of it was kept. So it stays with queueing."""
+        life = self._lives.get(e.trajectory)
+        if life is not None:
+            life.lost_tokens += e.output_tokens
+
+    def _prepare_environment(self, t: float, a: PrepareEnvironment) -> None:
+        life = self._lives.setdefault(a.trajectory, Life())
+        life._since = t
+
+    def _environment_ready(self, t: float, e: EnvironmentReady) -> None:
+        life = self._lives.get(e.trajectory)
+        if life is not None:
+            life.environment += t - life._since
+
+    def _run_tool(self, t: float, a: RunTool) -> None:
+        life = self._lives.get(a.trajectory)
+        if life is not None:
+            life._since = t
+
+    def _tool_finished(self, t: float, e: ToolFinished) -> None:
+        life = self._lives.get(e.trajectory)
+        if life is not None:
+            life.tool += t - life._since
+
+    def _hold_pool(self, t: float, pool: int) -> None:
+        for clock in self._of_pool[pool]:
+            clock.stop(t, "phase")
+
+    def _pool_switched(self, t: float, e: PoolSwitched) -> None:
+        if e.phase == "generate":
+            for clock in self._of_pool[e.pool]:
+                clock.go(t, "phase")

@@ -1,0 +1,97 @@
+"""What every router shares: the request it sees, the Protocol the core calls, and the bookkeeping of turns in open
+engines.
+
+Refuses to know any rule for choosing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from testbed.policies.routing.loads import Loads
+
+
+class RouteRequest(Struct, frozen=True, gc=False):
+    """One turn that needs an engine."""
+
+    trajectory: int
+    group: int
+    turn: int
+    task: int
+    prompt_tokens: int
+    """Whole prompt of this turn, history included."""
+    blocks: tuple[int, ...] = ()
+    """Prefix block ids, as far as known; equal leading ids are a shared prefix. Empty: the group's prompt counts as
+    one block.
+    """
+    block_tokens: int = 0
+    """Tokens of one block; the last block may be cut by `prompt_tokens`."""
+    home: int = -1
+    """Engine of the trajectory's previous turn; -1: none."""
+
+
+class UniformSource(Protocol):
+    """A seeded generator, e.g. `numpy.random.Generator`."""
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+        ...
+
+
+class Router(Protocol):
+    """Chooses engines; its state follows from the notifications alone."""
+
+    @property
+    def why(self) -> str:
+        """Short name of the rule behind the last choice, for the journal."""
+        ...
+
+    def choose(self, request: RouteRequest) -> int | None:
+        """An open engine, or None if none is open. Changes no load: `started` does, once the turn was sent."""
+        ...
+
+    def started(self, engine: int, request: RouteRequest) -> None:
+        """The turn was sent to this engine."""
+        ...
+
+    def finished(self, engine: int) -> None:
+        """A turn in this engine ended, well or not. ValueError if it has none."""
+        ...
+
+    def open(self, engine: int) -> None:
+        """The engine accepts new turns. Calling it twice does nothing."""
+        ...
+
+    def close(self, engine: int) -> None:
+        """The engine accepts no new turns (paused, full, lost, other phase); turns in it may still finish."""
+        ...
+
+    def cache_dropped(self, engine: int) -> None:
+        """The engine's KV is gone (flush, weight change, loss)."""
+        ...
+
+
+class LoadTracking:
+    """Base of all routers: counts turns in engines and remembers which engines are open."""
+
+    why: str = ""
+
+    def __init__(self, num_engines: int) -> None:
+        self.loads = Loads(num_engines)
+
+    def started(self, engine: int, request: RouteRequest) -> None:
+        self.loads.started(engine)
+
+    def finished(self, engine: int) -> None:
+        self.loads.finished(engine)
+
+    def open(self, engine: int) -> None:
+        self.loads.open(engine)
+
+    def close(self, engine: int) -> None:
+        self.loads.close(engine)
+
+    def cache_dropped(self, engine: int) -> None:
+        pass

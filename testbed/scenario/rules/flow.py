@@ -1,0 +1,206 @@
+"""Does experience flow: admission against placement, buffer against admission, staleness, one throttle a resource."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from testbed.scenario.errors import Fault
+from testbed.scenario.experience import FreshestFirst, InsertWhenReady
+from testbed.scenario.placement import Colocated
+from testbed.scenario.rollout import (
+    AimdConcurrency,
+    CacheAware,
+    FixedConcurrency,
+    FullyAsync,
+    OverSampling,
+    PerEngineConcurrency,
+)
+from testbed.scenario.rules.context import Context
+
+ADMISSION = "rollout.admission.type"
+
+
+def colocated_is_synchronous(c: Context) -> Iterator[Fault]:
+    """A pool that takes turns cannot generate the next batch while it trains this one."""
+    if not isinstance(c.scenario.placement, Colocated) or c.synchronous:
+        return
+    kind = c.scenario.rollout.admission.type
+    what = f"`{kind}` generates while the trainer works, but a colocated pool cannot generate while it trains"
+    split = c.split_of(c.total_gpus, 0.5)
+    near = f"placement: {{mode: disaggregated, {split}}}, or " if split else ""
+    yield Fault(ADMISSION, what, f"{near}rollout.admission: {{type: sync}}")
+
+
+def buffer_holds_a_batch(c: Context) -> Iterator[Fault]:
+    """Capacity below groups per batch x (bound + 1) deadlocks: the buffer is full and no batch can be formed."""
+    buffer, b = c.scenario.experience.buffer, c.batch
+    if isinstance(buffer, InsertWhenReady):
+        factor = buffer.async_data_buffer_capacity_factor
+        capacity = math.floor(factor * b)
+        if capacity < b:
+            what = f"deadlock: a buffer of floor({factor:g} x {b}) = {capacity} groups never holds a batch of {b}"
+            key = "experience.buffer.async_data_buffer_capacity_factor"
+            yield Fault(key, what, f"{key}: 1")
+        return
+    slots = buffer.max_buffered_groups
+    ratio = _over_sampling_ratio(c)
+    need = b * (c.versions_ahead + 1) if ratio is None else math.ceil(ratio * b)
+    if slots is None or slots >= need:
+        return
+    key = "experience.buffer.max_buffered_groups"
+    if ratio is not None:
+        what = f"deadlock: a round starts {ratio:g} x {b} = {need} groups and each reserves a slot; there are {slots}"
+        yield Fault(key, what, f"{key}: {need}")
+        return
+    what = (
+        f"deadlock: {b} groups per batch x (bound {c.versions_ahead} + 1) = {need} slots are needed, there are {slots}"
+    )
+    lower = slots // b - 1
+    near = f"{key}: {need}" + (f", or experience.staleness.bound: {lower}" if lower >= 0 else "")
+    yield Fault(key, what, near)
+
+
+def _over_sampling_ratio(c: Context) -> float | None:
+    a = c.scenario.rollout.admission
+    return a.over_sampling_ratio if isinstance(a, OverSampling) else None
+
+
+def one_throttle(c: Context) -> Iterator[Fault]:
+    """Trajectories in flight are limited once: by groups in admission, or by turns in concurrency."""
+    a, k = c.scenario.rollout.admission, c.scenario.rollout.concurrency
+    if isinstance(a, FullyAsync) and a.async_max_concurrent_groups is not None and isinstance(k, FixedConcurrency):
+        n = c.scenario.algorithm.n_samples_per_prompt
+        what = (
+            f"two throttles on one resource: {a.async_max_concurrent_groups} groups x {n} here, "
+            f"and {k.max_concurrent} turns in rollout.concurrency"
+        )
+        groups = max(1, k.max_concurrent // n)
+        near = (
+            "rollout.concurrency: {type: unlimited}, "
+            f"or leave this key out, or keep it as async_max_concurrent_groups: {groups} without the other"
+        )
+        yield Fault("rollout.admission.async_max_concurrent_groups", what, near)
+
+
+def concurrency_lets_a_group_run(c: Context) -> Iterator[Fault]:
+    """Fewer slots than members: a group could never be in flight."""
+    k, n = c.scenario.rollout.concurrency, c.scenario.algorithm.n_samples_per_prompt
+    engines = max(1, c.num_engines)
+    key, limit, least = "", n, n
+    if isinstance(k, FixedConcurrency):
+        key, limit = "max_concurrent", k.max_concurrent
+    elif isinstance(k, PerEngineConcurrency):
+        key, limit, least = "max_concurrent_per_engine", k.max_concurrent_per_engine * engines, math.ceil(n / engines)
+    elif isinstance(k, AimdConcurrency):
+        key, limit = "max_inflight", k.max_inflight
+    if limit < n:
+        key = f"rollout.concurrency.{key}"
+        what = f"{limit} turns at once are fewer than the {n} members of a group, which could never be in flight"
+        yield Fault(key, what, f"{key}: {least}")
+
+
+def aimd_in_order(c: Context) -> Iterator[Fault]:
+    """The controller's limits and thresholds are ordered."""
+    k = c.scenario.rollout.concurrency
+    if not isinstance(k, AimdConcurrency):
+        return
+    if not k.min_inflight <= k.initial_inflight <= k.max_inflight:
+        limits = f"min {k.min_inflight} <= initial {k.initial_inflight} <= max {k.max_inflight}"
+        what = f"{limits} does not hold"
+        inside = max(min(k.min_inflight, k.max_inflight), min(k.initial_inflight, k.max_inflight))
+        near = f"rollout.concurrency.initial_inflight: {inside}" if k.min_inflight <= k.max_inflight else ""
+        yield Fault("rollout.concurrency.initial_inflight", what, near)
+    if not k.grow_below_kv_usage <= k.trim_above_kv_usage:
+        what = f"it would grow (below {k.grow_below_kv_usage:g}) and trim (above {k.trim_above_kv_usage:g}) at once"
+        yield Fault(
+            "rollout.concurrency.grow_below_kv_usage",
+            what,
+            f"rollout.concurrency.grow_below_kv_usage: {k.trim_above_kv_usage:g}",
+        )
+    if k.trim_to > k.trim_above_kv_usage:
+        what = f"trims to {k.trim_to:g}, above the {k.trim_above_kv_usage:g} at which it trims"
+        yield Fault("rollout.concurrency.trim_to", what, f"rollout.concurrency.trim_to: {k.trim_above_kv_usage:g}")
+
+
+def staleness_action_can_act(c: Context) -> Iterator[Fault]:
+    """An action for what is too old needs a bound that says what is."""
+    s = c.scenario.experience.staleness
+    if s.bound is None and s.action in ("retry", "wait", "mask", "correct"):
+        what = f"`{s.action}` never acts: without a bound nothing is too old"
+        yield Fault("experience.staleness.action", what, "experience.staleness.bound: 1")
+
+
+def waiting_ends(c: Context) -> Iterator[Fault]:
+    """`wait` holds a publication until old groups are used: they must get used, not replaced by others as old."""
+    s = c.scenario.experience.staleness
+    if s.action != "wait" or s.bound is None:
+        return
+    if isinstance(c.scenario.experience.selection.order, FreshestFirst):
+        what = "`wait` holds the publication until the oldest groups are used, and freshest_first leaves them for last"
+        yield Fault("experience.selection.order.type", what, "experience.selection.order: {type: oldest_first}")
+    elif s.bound == 0 and c.refills:
+        kind = c.scenario.rollout.admission.type
+        what = f"`wait` with bound 0 never publishes: `{kind}` always has groups of the current version in flight"
+        yield Fault(
+            "experience.staleness.bound", what, "experience.staleness.bound: 1, or experience.staleness.action: drop"
+        )
+
+
+def reuse_within_bound(c: Context) -> Iterator[Fault]:
+    """The k-th use of a group comes k - 1 batches later, and then it must not be too old."""
+    s, uses = c.scenario.experience.staleness, c.scenario.experience.selection.use_count
+    interval = c.scenario.weights.update_weights_interval
+    if s.bound is None or s.action not in ("drop", "retry", "wait"):
+        return
+    age = (uses - 1) // interval
+    if age > s.bound:
+        what = (
+            f"use {uses} of a group comes at least {age} versions after the first, beyond the staleness bound {s.bound}"
+        )
+        most = s.bound * interval + interval
+        near = f"experience.staleness.bound: {age}, or experience.selection.use_count: {most}"
+        yield Fault("experience.selection.use_count", what, near)
+
+
+def groups_with_variance(c: Context) -> Iterator[Fault]:
+    """The zero-variance filter must let groups through."""
+    a, rewards = c.scenario.algorithm, c.scenario.workload.rewards
+    if not c.scenario.experience.selection.filter_zero_variance:
+        return
+    key, near = "experience.selection.filter_zero_variance", "experience.selection.filter_zero_variance: false"
+    if "reward" not in a.signals:
+        yield Fault(key, f"advantage `{a.advantage}` has no rewards whose variance could be zero", near)
+    elif a.n_samples_per_prompt == 1:
+        yield Fault(
+            key,
+            "groups of 1 have no variance: every group would be dropped",
+            f"algorithm.n_samples_per_prompt: 8, or {near}",
+        )
+    elif c.scenario.workload.type != "journal" and rewards.success_rate in (0.0, 1.0):
+        what = f"success_rate {rewards.success_rate:g} makes all rewards equal: every group would be dropped"
+        yield Fault(key, what, f"workload.rewards.success_rate: 0.5, or {near}")
+
+
+def roles_asked_for(c: Context) -> Iterator[Fault]:
+    """Several teachers need an advantage that distils."""
+    a = c.scenario.algorithm
+    if a.num_teachers > 1 and not a.needs_teacher:
+        what = f"{a.num_teachers} teachers, but advantage `{a.advantage}` asks for none"
+        yield Fault("algorithm.num_teachers", what, "algorithm.advantage: distillation, or algorithm.num_teachers: 1")
+
+
+def open_arrivals(c: Context) -> Iterator[Fault]:
+    """Tasks that arrive by themselves cannot be started in rounds."""
+    w = c.scenario.workload
+    arrivals = getattr(w, "arrivals", "closed")
+    if arrivals != "closed" and isinstance(c.scenario.rollout.admission, OverSampling):
+        what = f"a round starts its groups at once; tasks that arrive by themselves (`arrivals: {arrivals}`) cannot"
+        yield Fault("workload.arrivals", what, "workload.arrivals: closed")
+
+
+def routing_has_a_cache(c: Context) -> Iterator[Fault]:
+    """Routing by cached prefixes needs a prefix cache."""
+    if isinstance(c.scenario.rollout.routing, CacheAware) and c.scenario.rollout.engine.disable_radix_cache:
+        what = "`cache_aware` looks for cached prefixes, and rollout.engine.disable_radix_cache turns the cache off"
+        yield Fault("rollout.routing.type", what, "rollout.routing: {type: least_load}")
