@@ -120,7 +120,8 @@ class Canvas:
         root = ElementTree.fromstring(out.getvalue())
         classes = f"fig {extra}".strip()
         parts = [
-            f'<svg class="{classes}" viewBox="0 0 {_px(self.width)} {_px(self.height)}" role="img" aria-label="{escape(label, quote=True)}">'
+            f'<svg class="{classes}" viewBox="0 0 {_px(self.width)} {_px(self.height)}" role="img" '
+            f'aria-label="{escape(label, quote=True)}">'
         ]
         for group in root.iter(f"{_SVG}g"):
             gid = group.get("id", "")

@@ -139,9 +139,10 @@ def checks(view: View) -> list[tuple[str, str]]:
     closes = f"sum of causes ÷ (wall × GPUs) = 1 within {gap:.0e}: " + ("passed" if gap < 1e-6 else "NOT passed")
     out = []
     if not c.single:
-        equal = "different, as the study allows" if c.unequal_gpus else f"{view.base.gpus} in every variant: passed"
-        out.append(("equal GPUs", equal))
-        out.append(
-            ("equal workload", f"hash {c.variants[0].runs[0].workload_hash[:12]} (first seed): passed for every seed")
+        equal = (
+            "different, as the study allows" if "gpus" in c.unequal else f"{view.base.gpus} in every variant: passed"
         )
+        out.append(("equal GPUs", equal))
+        same = f"hash {c.variants[0].runs[0].workload_hash[:12]} (first seed): passed for every seed"
+        out.append(("equal workload", "different, as the study allows" if "workload" in c.unequal else same))
     return [*out, ("GPU time closes", closes)]

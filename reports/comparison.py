@@ -25,7 +25,7 @@ class VariantRuns(Struct):
     """One variant: its runs, one per seed."""
 
     letter: str
-    """`A` to `L`; empty: given by `build_comparison` in the order of the study."""
+    """`A` to `L`; `build_comparison` gives it, in the order of the study."""
     name: str
     note: str
     runs: list[RunSummary]
@@ -48,7 +48,8 @@ class Comparison(Struct):
     """Letter -> hash of the first seed's scenario."""
     facts: dict[str, str] = field(default_factory=dict)
     """Input family (`engine_step`, `price`, ...) or any other word -> what it is, for the page's last part."""
-    unequal_gpus: bool = False
+    unequal: list[str] = field(default_factory=list)
+    """What really differs among `gpus` and `workload`, because the study allows it."""
 
     @property
     def single(self) -> bool:
@@ -68,7 +69,7 @@ def build_comparison(
     facts: Mapping[str, str] | None = None,
     allow_unequal: Collection[str] = (),
 ) -> Comparison:
-    """Check that the runs may be compared. `allow_unequal` may hold `gpus`.
+    """Check that the runs may be compared. `allow_unequal` may hold `gpus`, `workload`, `batch`.
 
     Raises ComparisonError: no or too many variants, a variant without runs, different seeds, GPU totals or workloads,
     different staleness measures, a run without measured steps.
@@ -97,7 +98,8 @@ def build_comparison(
         _same("seeds", base, seeds, v, [r.seed for r in v.runs])
         for mine, theirs in zip(v.runs, base.runs, strict=True):
             where = f" (seed {mine.seed})"
-            _same("workload hashes" + where, base, theirs.workload_hash, v, mine.workload_hash)
+            if not {"workload", "batch"} & set(allow_unequal):
+                _same("workload hashes" + where, base, theirs.workload_hash, v, mine.workload_hash)
             _same("staleness measures" + where, base, theirs.staleness_measure, v, mine.staleness_measure)
             if "gpus" not in allow_unequal:
                 _same("GPU totals" + where, base, theirs.num_gpus, v, mine.num_gpus)
@@ -115,12 +117,19 @@ def build_comparison(
         seeds=seeds,
         scenario_hashes={v.letter: v.runs[0].scenario_hash for v in named},
         facts=dict(facts or {}),
-        unequal_gpus=len({r.num_gpus for v in named for r in v.runs}) > 1,
+        unequal=_unequal(named),
     )
 
 
 def _called(v: VariantRuns) -> str:
     return f"variant {v.letter} ({v.name})"
+
+
+def _unequal(variants: list[VariantRuns]) -> list[str]:
+    """What differs although comparisons normally forbid it."""
+    gpus = {r.num_gpus for v in variants for r in v.runs}
+    workloads = {tuple(r.workload_hash for r in v.runs) for v in variants}
+    return [word for word, values in (("gpus", gpus), ("workload", workloads)) if len(values) > 1]
 
 
 def _same(what: str, a: VariantRuns, left: object, b: VariantRuns, right: object) -> None:

@@ -72,26 +72,25 @@ def _most_idle(view: View) -> Figures | None:
     return worst if differs(worst, view.winner, "gpu_idle_share") and worst.mean("gpu_idle_share") > 0.05 else None
 
 
-def gpu_lead(view: View) -> Sentence:
-    """How to read the plot, and the worst variant if there is one."""
+def gpu_reading(view: View) -> str:
+    """How to read the plot."""
     gpus = {f.gpus for f in view.figures}
     every = f"{gpus.pop()} GPUs" if len(gpus) == 1 else "its GPUs"
-    read = say(
-        f"Length is step time, height is GPUs, so area is GPU time and cost. Every bar sums to wall time × {every}. "
-    )
+    return f"Length is step time, height is GPUs, so area is GPU time and cost. Every bar sums to wall time × {every}."
+
+
+def gpu_worst(view: View) -> Sentence:
+    """The variant that wastes the most GPU time, if it is clear of the winner; else nothing."""
     worst = _most_idle(view)
     if worst is None or view.comparison.single:
-        return read
+        return ()
     idle = {c: sum(lane.seconds.get(c, 0.0) * lane.gpus for lane in worst.lanes) for c in IDLE}
     cause = max(idle, key=lambda c: idle[c])
     return say(
-        read,
         Letter(worst.letter),
         " is idle the most: ",
         percent(worst, "gpu_idle_share"),
-        " of its GPU time, first of all “",
-        GPU_TIME[cause].label,
-        "”. ",
+        f" of its GPU time, first of all “{GPU_TIME[cause].label}”.",
     )
 
 

@@ -15,11 +15,11 @@ from reports import compared, numbers, palette, plots
 from reports.answer import answer, price_of_it, rests_on
 from reports.comparison import Comparison, Figures
 from reports.glossary import GROUPS
-from reports.headings import gpu_lead, headings
+from reports.headings import gpu_reading, gpu_worst, headings
 from reports.kinds import BY_NAME, FAMILIES, KINDS
 from reports.limits import limits
 from reports.metrics import METRICS
-from reports.sentences import Letter, Mark, Number, Sentence, Term
+from reports.sentences import Letter, Mark, Number, Sentence, Term, say
 from reports.view import View, input_kinds, update_parts, view_of, with_updates
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -69,7 +69,8 @@ def sentence(parts: Sentence) -> Markup:
 
 def swatch(role: str) -> Markup:
     return Markup(
-        f'<svg class="sw" viewBox="0 0 14 10" aria-hidden="true"><rect width="14" height="10" class="c-{escape(role)}"/></svg>'
+        f'<svg class="sw" viewBox="0 0 14 10" aria-hidden="true">'
+        f'<rect width="14" height="10" class="c-{escape(role)}"/></svg>'
     )
 
 
@@ -83,18 +84,18 @@ def mini(view: View, f: Figures) -> Markup:
         x, h = 0.0, (MINI_HEIGHT - gap) * lane.gpus / most
         for cause, s in lane.seconds.items():
             w = s / longest * MINI_WIDTH
-            title = f"{palette.GPU_TIME[cause].label}: {numbers.seconds(s)} of {numbers.seconds(lane.length)}, {lane.gpus} GPUs"
+            what = palette.GPU_TIME[cause].label
+            title = f"{what}: {numbers.seconds(s)} of {numbers.seconds(lane.length)}, {lane.gpus} GPUs"
             out.append(
-                f'<rect x="{x:.2f}" y="{y:.2f}" width="{w:.2f}" height="{h:.2f}" class="c-{cause}" data-gpus="{lane.gpus}" '
-                f'data-seconds="{s:.6g}"><title>{escape(title)}</title></rect>'
+                f'<rect x="{x:.2f}" y="{y:.2f}" width="{w:.2f}" height="{h:.2f}" class="c-{cause}" '
+                f'data-gpus="{lane.gpus}" data-seconds="{s:.6g}"><title>{escape(title)}</title></rect>'
             )
             x += w
         y += h + 2
     label = f"step time {f.text('step_time_s')} by cause"
     return Markup(
-        f'<svg class="mini" viewBox="0 0 {MINI_WIDTH:g} {MINI_HEIGHT:g}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
-        + "".join(out)
-        + "</svg>"
+        f'<svg class="mini" viewBox="0 0 {MINI_WIDTH:g} {MINI_HEIGHT:g}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}">' + "".join(out) + "</svg>"
     )
 
 
@@ -139,7 +140,8 @@ def patterns() -> Markup:
             ground, stripe, pitch, width = cause.stripes
             angle = -45 if name == "phase_switch" else 45
             out.append(
-                f'<pattern id="h-{name}" width="{pitch:g}" height="{pitch:g}" patternUnits="userSpaceOnUse" patternTransform="rotate({angle})">'
+                f'<pattern id="h-{name}" width="{pitch:g}" height="{pitch:g}" '
+                f'patternUnits="userSpaceOnUse" patternTransform="rotate({angle})">'
                 f'<rect width="{pitch:g}" height="{pitch:g}" style="fill:var({ground})"/>'
                 f'<rect width="{width:g}" height="{pitch:g}" style="fill:var({stripe})"/></pattern>'
             )
@@ -211,7 +213,7 @@ def render(comparison: Comparison) -> str:
         legend=compared.legend(view),
         heads=heads,
         plots=figures,
-        gpu_lead=gpu_lead(view),
+        gpu_lead=say(gpu_reading(view), " ", gpu_worst(view), " "),
         lane_table=compared.lane_table(view),
         all_numbers=all_numbers(view),
         trajectory_key=[

@@ -1,6 +1,7 @@
-"""What a number rests on: six kinds with their marks, and the rule that a derived number takes the weakest kind of its inputs.
+"""What a number rests on: six kinds with their marks.
 
-It refuses to know which number is derived from which: `reports.metrics` says that.
+A derived number takes the weakest kind of its inputs. It refuses to know which number is derived from which:
+`reports.metrics` says that.
 """
 
 from __future__ import annotations

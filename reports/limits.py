@@ -79,9 +79,16 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
                 say("What a correction costs in learning is not known from here."),
             )
         )
-    if c.unequal_gpus:
+    if "gpus" in c.unequal:
         totals = ", ".join(f"{f.letter}: {f.gpus}" for f in view.figures)
         out.append((say("The variants have different numbers of GPUs"), say(f" ({totals}), as the study allows.")))
+    if "workload" in c.unequal:
+        out.append(
+            (
+                say("The variants do different work."),
+                say("Steps of different batches or lengths are not the same thing."),
+            )
+        )
     if len({r.measured_steps for r in runs}) > 1:
         low, high = min(r.measured_steps for r in runs), max(r.measured_steps for r in runs)
         out.append((say("Not every run measured as many steps"), say(f" ({low} to {high}).")))
@@ -93,12 +100,19 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
 
 
 def _changing_several(c: Comparison) -> dict[tuple[str, ...], list[str]]:
-    """What is changed together -> the letters that change it."""
+    """What differs from the baseline together -> the letters in which it does."""
+    base = c.variants[c.baseline].changes
     out: dict[tuple[str, ...], list[str]] = {}
     for v in c.variants:
-        if len(v.changes) > 1:
-            out.setdefault(tuple(v.changes), []).append(v.letter)
+        keys = tuple(k for k in dict.fromkeys((*base, *v.changes)) if _value(base, k) != _value(v.changes, k))
+        if len(keys) > 1:
+            out.setdefault(keys, []).append(v.letter)
     return out
+
+
+def _value(changes: dict[str, object], key: str) -> tuple[object, ...]:
+    """The value as a tuple of one, empty where the base scenario's stands."""
+    return (changes[key],) if key in changes else ()
 
 
 def _worst_marks(runs: list[RunSummary]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from reports.answer import answer, price_of_it, rests_on
 from reports.compared import NAVIGATION, all_numbers_text, checks, lane_table
 from reports.comparison import Comparison
 from reports.glossary import METRICS as TERMS
-from reports.headings import gpu_lead, headings
+from reports.headings import gpu_worst, headings
 from reports.kinds import BY_NAME, FAMILIES, KINDS
 from reports.limits import limits
 from reports.sentences import as_markdown
@@ -72,7 +72,8 @@ def render(comparison: Comparison) -> str:
     for name, head in heads.items():
         out += [f"## {NAVIGATION[name]}", "", as_markdown(head) + ".", ""]
         if name == "gpu":
-            out += [as_markdown(gpu_lead(view)).strip(), "", *gpu_table(view), ""]
+            worst = gpu_worst(view)
+            out += [*([as_markdown(worst), ""] if worst else []), *gpu_table(view), ""]
     out += [
         "## All figures",
         "",
@@ -104,7 +105,8 @@ def notes(view: View) -> str:
     words = (
         ""
         if c.single
-        else f"Bold: best of its column (none where more than two share it). In brackets: difference to {view.base.letter}; "
+        else f"Bold: best of its column (none where more than two share it). In brackets: difference to "
+        f"{view.base.letter}; "
     )
     if len(c.seeds) > 1:
         words += f"± one standard deviation over {len(c.seeds)} seeds{'' if c.single else '; ≈ within the spread'}. "

@@ -1,4 +1,4 @@
-"""Which figures a report has: one table of name, unit, how it is read from a run, how it is written, and what it rests on.
+"""Which figures a report has: one table of name, unit, how it is read, how it is written, and what it rests on.
 
 CSV, JSON, Markdown and HTML all walk this table, so they cannot disagree. It refuses to know variants and comparisons.
 """
@@ -14,6 +14,9 @@ from reports.kinds import result_kind, weakest
 from reports.palette import IDLE, TRAJECTORY
 from testbed.metrics.summary import RunSummary, StalenessReading
 
+ENGINES_IDLE = tuple(c for c in IDLE if c != "idle_data")
+"""Idle causes of the generating side; the training side has `idle_data` alone. A shared pool has both."""
+
 Read = Callable[[RunSummary], float]
 Write = Callable[[float, float], str]
 """(value, spread) -> text."""
@@ -24,14 +27,14 @@ class Metric(Struct, frozen=True):
     unit: str
     read: Read
     write: Write
-    families: tuple[str, ...] = ()
-    """Input families besides the run itself that the number takes its kind from."""
     term: str = ""
     """Glossary id."""
     difference: str = "relative"
     """How two are compared: `relative`, `points` (shares) or `none`."""
     better: int = 0
     """1: more is better, −1: less is better, 0: neither."""
+    families: tuple[str, ...] = ()
+    """Input families besides the run itself that the number takes its kind from."""
 
 
 def gpu_share(
@@ -70,15 +73,12 @@ def _short_seconds(value: float, spread: float) -> str:
 
 
 METRICS: dict[str, Metric] = {
-    "step_time_s": Metric(
-        "Step time", "s", lambda r: r.step_time_mean_s, numbers.seconds, (), "g-step", "relative", -1
-    ),
+    "step_time_s": Metric("Step time", "s", lambda r: r.step_time_mean_s, numbers.seconds, "g-step", "relative", -1),
     "trained_tokens_per_s_per_gpu": Metric(
         "Trained tokens",
         "actor tokens in the loss per s per GPU",
         lambda r: r.trained_tokens_per_s_per_gpu,
         numbers.plain,
-        (),
         "g-tps",
         "relative",
         1,
@@ -88,46 +88,43 @@ METRICS: dict[str, Metric] = {
         "output tokens, dropped ones included, per s per GPU",
         lambda r: r.generated_tokens_per_s_per_gpu,
         numbers.plain,
-        (),
         "g-gps",
         "relative",
         1,
     ),
     "trajectories_per_s": Metric(
-        "Trained trajectories", "per s", lambda r: r.trajectories_per_s, numbers.plain, (), "g-trajs", "relative", 1
+        "Trained trajectories", "per s", lambda r: r.trajectories_per_s, numbers.plain, "g-trajs", "relative", 1
     ),
     "cost_usd_per_1000_steps": Metric(
         "Cost",
         "USD per 1,000 steps",
         lambda r: r.cost_usd_per_1000_steps,
         numbers.dollars,
-        ("price",),
         "g-usd",
         "relative",
         -1,
+        families=("price",),
     ),
     "staleness_dequeue_mean": Metric(
         "Staleness at dequeue, mean",
         "versions",
         lambda r: default_reading(r).dequeue.mean,
         _tenths,
-        (),
         "g-stale",
         "none",
         -1,
     ),
     "staleness_dequeue_p95": Metric(
-        "Staleness at dequeue, p95", "versions", lambda r: default_reading(r).dequeue.p95, _whole, (), "g-stale", "none"
+        "Staleness at dequeue, p95", "versions", lambda r: default_reading(r).dequeue.p95, _whole, "g-stale", "none"
     ),
     "staleness_dequeue_max": Metric(
-        "Staleness at dequeue, max", "versions", lambda r: default_reading(r).dequeue.max, _whole, (), "g-stale", "none"
+        "Staleness at dequeue, max", "versions", lambda r: default_reading(r).dequeue.max, _whole, "g-stale", "none"
     ),
     "staleness_completion_mean": Metric(
         "Staleness at completion, mean",
         "versions",
         lambda r: default_reading(r).completion.mean,
         _tenths,
-        (),
         "g-stale",
         "none",
     ),
@@ -136,7 +133,6 @@ METRICS: dict[str, Metric] = {
         "versions",
         lambda r: r.staleness_in_generation * default_reading(r).dequeue.mean,
         _tenths,
-        (),
         "g-ages",
         "none",
     ),
@@ -145,13 +141,10 @@ METRICS: dict[str, Metric] = {
         "versions",
         lambda r: r.staleness_in_buffer * default_reading(r).dequeue.mean,
         _tenths,
-        (),
         "g-ages",
         "none",
     ),
-    "waste_share": Metric(
-        "Waste", "of generated tokens", lambda r: r.waste.share, _percent, (), "g-waste", "points", -1
-    ),
+    "waste_share": Metric("Waste", "of generated tokens", lambda r: r.waste.share, _percent, "g-waste", "points", -1),
     "dropped_trajectories_share": Metric(
         "Dropped trajectories",
         "of all that ended",
@@ -160,7 +153,6 @@ METRICS: dict[str, Metric] = {
             r.waste.trained_trajectories + sum(r.waste.dropped_trajectories.values()),
         ),
         _percent,
-        (),
         "g-waste",
         "points",
     ),
@@ -169,7 +161,6 @@ METRICS: dict[str, Metric] = {
         "of trained ones",
         lambda r: _ratio(r.waste.corrected_trajectories, r.waste.trained_trajectories),
         _percent,
-        (),
         "g-corrected",
         "points",
     ),
@@ -178,31 +169,31 @@ METRICS: dict[str, Metric] = {
         "of generated tokens",
         lambda r: _ratio(r.waste.masked_tokens, r.waste.generated_tokens),
         _percent,
-        (),
         "g-masked",
         "points",
     ),
-    "gpu_idle_share": Metric(
-        "GPU idle", "of GPU time", lambda r: gpu_share(r, IDLE), _percent, (), "g-idle", "points", -1
-    ),
+    "gpu_idle_share": Metric("GPU idle", "of GPU time", lambda r: gpu_share(r, IDLE), _percent, "g-idle", "points", -1),
     "engines_idle_share": Metric(
         "Engines idle",
         "of their GPU time",
-        lambda r: gpu_share(r, IDLE, ("engines",)),
+        lambda r: gpu_share(r, ENGINES_IDLE, ("engines", "shared")),
         _percent,
-        (),
         "g-idle",
         "points",
     ),
     "trainer_idle_share": Metric(
-        "Trainer idle", "of its GPU time", lambda r: gpu_share(r, IDLE, ("trainer",)), _percent, (), "g-idle", "points"
+        "Trainer idle",
+        "of its GPU time",
+        lambda r: gpu_share(r, ("idle_data",), ("trainer", "shared")),
+        _percent,
+        "g-idle",
+        "points",
     ),
     "tail_share": Metric(
         "Generate, under ¼ full",
         "of GPU time",
         lambda r: gpu_share(r, ("generate_tail",)),
         _percent,
-        (),
         "g-c-generate_tail",
         "points",
     ),
@@ -211,25 +202,17 @@ METRICS: dict[str, Metric] = {
         "of engine-seconds of generation",
         lambda r: r.hidden_generation_share,
         _percent,
-        (),
         "g-over",
         "points",
     ),
     "overlap_s_per_step": Metric(
-        "Trains while engines generate",
-        "s per step",
-        lambda r: r.overlap_s_per_step,
-        numbers.seconds,
-        (),
-        "g-over",
-        "none",
+        "Trains while engines generate", "s per step", lambda r: r.overlap_s_per_step, numbers.seconds, "g-over", "none"
     ),
     "trainer_waits_empty_s": Metric(
         "Trainer waits, buffer empty",
         "s per step",
         lambda r: r.buffer.empty_s,
         numbers.seconds,
-        (),
         "g-c-idle_data",
         "none",
     ),
@@ -238,7 +221,6 @@ METRICS: dict[str, Metric] = {
         "s per step",
         lambda r: r.buffer.not_ready_s,
         numbers.seconds,
-        (),
         "g-c-idle_data",
         "none",
     ),
@@ -247,7 +229,6 @@ METRICS: dict[str, Metric] = {
         "s per step",
         lambda r: r.buffer.too_few_ready_s,
         numbers.seconds,
-        (),
         "g-c-idle_data",
         "none",
     ),
@@ -256,7 +237,6 @@ METRICS: dict[str, Metric] = {
         "s per step",
         lambda r: r.buffer.producer_blocked_s,
         numbers.seconds,
-        (),
         "g-c-idle_buffer_full",
         "none",
     ),
@@ -265,7 +245,6 @@ METRICS: dict[str, Metric] = {
         "of prompt tokens",
         lambda r: _ratio(r.kv.cached_tokens, r.kv.prompt_tokens),
         _percent,
-        (),
         "g-reuse",
         "points",
     ),
@@ -274,92 +253,95 @@ METRICS: dict[str, Metric] = {
         "of prompt tokens",
         lambda r: _ratio(r.kv.recomputed_tokens, r.kv.prompt_tokens),
         _percent,
-        (),
         "g-c-recompute_kv",
         "points",
     ),
     "kv_retractions": Metric(
-        "Retractions", "in the measured steps", lambda r: float(r.kv.retractions), _whole, (), "g-retract", "none"
+        "Retractions", "in the measured steps", lambda r: float(r.kv.retractions), _whole, "g-retract", "none"
     ),
     "output_length_mean": Metric(
-        "Output length, mean", "tokens", lambda r: r.output_length.mean, _whole, ("reply_lengths",), "", "relative"
+        "Output length, mean",
+        "tokens",
+        lambda r: r.output_length.mean,
+        _whole,
+        "",
+        "relative",
+        families=("reply_lengths",),
     ),
     "output_length_p95": Metric(
-        "Output length, p95", "tokens", lambda r: r.output_length.p95, _whole, ("reply_lengths",), "", "relative"
+        "Output length, p95",
+        "tokens",
+        lambda r: r.output_length.p95,
+        _whole,
+        "",
+        "relative",
+        families=("reply_lengths",),
     ),
     "capped_share": Metric(
         "Ended by the length cap",
         "of trajectories",
         lambda r: r.capped_share,
         _percent,
-        ("reply_lengths",),
         "",
         "points",
+        families=("reply_lengths",),
     ),
     "update_total_s": Metric(
         "Weight update, total",
         "s",
         lambda r: r.weight_update.total_s,
         _short_seconds,
-        ("links",),
         "g-update",
         "relative",
         -1,
+        families=("links",),
     ),
     "update_prepare_s": Metric(
         "Weight update, prepare",
         "s",
         lambda r: r.weight_update.prepare_s,
         _short_seconds,
-        ("links",),
         "g-update",
         "none",
+        families=("links",),
     ),
     "update_drain_s": Metric(
-        "Weight update, drain", "s", lambda r: r.weight_update.drain_s, _short_seconds, (), "g-drain", "none"
+        "Weight update, drain", "s", lambda r: r.weight_update.drain_s, _short_seconds, "g-drain", "none"
     ),
     "update_copy_s": Metric(
-        "Weight update, copy", "s", lambda r: r.weight_update.copy_s, _short_seconds, ("links",), "g-update", "none"
+        "Weight update, copy",
+        "s",
+        lambda r: r.weight_update.copy_s,
+        _short_seconds,
+        "g-update",
+        "none",
+        families=("links",),
     ),
     "update_requantize_s": Metric(
         "Weight update, requantise",
         "s",
         lambda r: r.weight_update.requantize_s,
         _short_seconds,
-        ("links",),
         "g-update",
         "none",
+        families=("links",),
     ),
     "update_barrier_s": Metric(
-        "Weight update, barrier", "s", lambda r: r.weight_update.barrier_s, _short_seconds, (), "g-barrier", "none"
+        "Weight update, barrier", "s", lambda r: r.weight_update.barrier_s, _short_seconds, "g-barrier", "none"
     ),
     "update_pause_s": Metric(
-        "Engines paused",
-        "s per update",
-        lambda r: r.weight_update.pause_s,
-        _short_seconds,
-        (),
-        "g-pause",
-        "relative",
-        -1,
+        "Engines paused", "s per update", lambda r: r.weight_update.pause_s, _short_seconds, "g-pause", "relative", -1
     ),
     "update_to_first_request_s": Metric(
         "Effective to first request",
         "s",
         lambda r: r.weight_update.effective_to_first_request_s,
         _short_seconds,
-        (),
         "g-effective",
         "none",
     ),
     "update_failed": Metric(
-        "Failed weight updates",
-        "in the measured steps",
-        lambda r: float(r.weight_update.failed),
-        _whole,
-        (),
-        "",
-        "none",
+        "Failed weight updates", "in the measured steps", lambda r: float(r.weight_update.failed), _whole, "", "none"
     ),
     **{
         f"trajectory_{name}_s": Metric(
@@ -367,18 +349,15 @@ METRICS: dict[str, Metric] = {
             "s",
             lambda r, name=name: getattr(r.trajectory, name),
             numbers.seconds,
-            (),
             f"g-t-{name}",
             "none",
         )
         for name, part in TRAJECTORY.items()
     },
     "trajectory_total_s": Metric(
-        "Trajectory, total", "s", lambda r: r.trajectory.total, numbers.seconds, (), "g-t-total", "relative"
+        "Trajectory, total", "s", lambda r: r.trajectory.total, numbers.seconds, "g-t-total", "relative"
     ),
-    "measured_steps": Metric(
-        "Measured steps", "steps", lambda r: float(r.measured_steps), _whole, (), "g-step", "none"
-    ),
+    "measured_steps": Metric("Measured steps", "steps", lambda r: float(r.measured_steps), _whole, "g-step", "none"),
 }
 
 

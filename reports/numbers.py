@@ -69,7 +69,7 @@ def points(difference: float) -> str:
 
 
 def dollars(value: float, spread: float = 0.0) -> str:
-    """11450.8 -> `$11,450`: four significant digits, fewer where the spread's second digit is coarser; cents below $100."""
+    """11450.8 -> `$11,450`: four significant digits, fewer if the spread is coarse; cents below $100."""
     if abs(value) < 100:
         return ("" if value >= 0 else MINUS) + f"${abs(value):.2f}"
     unit = 10.0 ** max(0, math.floor(math.log10(abs(value))) - 3)

@@ -1,4 +1,4 @@
-"""Colours by meaning, light and dark, and the words for every cause: one table that styles, plots, legends and glossary read.
+"""Colours by meaning, light and dark, and the words for every cause: one table for styles, plots and glossary.
 
 Blue is an engine at work, orange a trainer at work, ink a weight update, red-brown wasted work, grey always waiting. It
 refuses to know geometry and numbers.

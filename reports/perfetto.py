@@ -1,4 +1,4 @@
-"""A trace for Perfetto (ui.perfetto.dev, chrome://tracing) from a run's records: Chrome trace-event JSON, written as a stream.
+"""A trace for Perfetto from a run's records: Chrome trace-event JSON, written as a stream.
 
 Tracks: one process per engine (turns as async slices, requests in flight as a counter, pauses), one for the trainer
 (train, signals, idle reasons), one per publication of weights, one for pool phases, one for admission and tools. It
@@ -26,9 +26,10 @@ TRAIN, SIGNALS, WAITS = 1, 2, 3
 
 
 def write_trace(records: Iterable[tuple[ev.Event, list[act.Action]]], scenario: Scenario, path: Path) -> int:
-    """Write the records of one run, in order of time, to `path` (gzip when it ends in `.gz`). Returns how many trace events.
+    """Write the records of one run, in order of time, to `path` (gzip when it ends in `.gz`).
 
-    Trace times are microseconds; what is still open at the end is closed at the last time and says `"open": true`.
+    Returns how many trace events. Trace times are microseconds; what is still open at the end is closed at the last
+    time and says `"open": true`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,6 +179,10 @@ class _Trace:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def start_turn(self, a: act.StartTurn) -> None:
+        lost = self.turns.pop((a.trajectory, a.turn), None)
+        if lost is not None:
+            self.end_turn(lost, failed="sent again")
+            self.flight(lost["pid"] - ENGINES, -1)
         pid = ENGINES + a.engine
         begin = {
             "pid": pid,
@@ -238,10 +243,18 @@ class _Trace:
 
     # --- trainer ------------------------------------------------------------------------------------------------------
 
-            def train(self, a: act.Train) -> None: self.updates[a.batch] = a.updates staleness = [x.staleness for x in
-            a.experiences] self.open( TRAINER, TRAIN, "train", f"train batch {a.batch}",
-            trajectories=len(a.experiences), tokens=sum(x.output_tokens - x.masked_tokens for x in a.experiences),
-            max_staleness=max(staleness, default=0), why=a.why, )  # fmt: skip
+    def train(self, a: act.Train) -> None:
+        self.updates[a.batch] = a.updates
+        self.open(
+            TRAINER,
+            TRAIN,
+            "train",
+            f"train batch {a.batch}",
+            trajectories=len(a.experiences),
+            tokens=sum(x.output_tokens - x.masked_tokens for x in a.experiences),
+            max_staleness=max((x.staleness for x in a.experiences), default=0),
+            why=a.why,
+        )
 
     def train_step_finished(self, e: ev.TrainStepFinished) -> None:
         if e.update + 1 >= self.updates.get(e.batch, 1):

@@ -1,4 +1,4 @@
-"""The four plots of a report, each drawn twice: wide (1216 or 592 px) and narrow (358 px). The page shows one, so text never shrinks.
+"""The four plots of a report, each drawn wide (1216 or 592 px) and narrow (358 px); the page shows one.
 
 GPU time by cause (length = step time, height = GPUs, area = GPU time), staleness at both readings, a trajectory's time,
 a weight update. It refuses to compute figures and to know colours: it places roles.
@@ -116,8 +116,8 @@ def _gpu_time(view: View, width: float, left: float, right: float, height: float
         y -= 1.6
         end = left + max(lane.length for lane in f.lanes) * scale + 8
         middle = (top + y) / 2
-        c.text(end, middle - 1, f.text("step_time_s"), "ink", extra="b")
-        c.text(end, middle + 12, f"{numbers.percent(f.mean('gpu_idle_share'))} idle", "mute")
+        c.text(end, middle - 1, f.text("step_time_s"), "ink", extra="b halo")
+        c.text(end, middle + 12, f"{numbers.percent(f.mean('gpu_idle_share'))} idle", "mute", extra="halo")
         y += gap
     if not view.comparison.single:
         x = left + base * scale
@@ -162,7 +162,7 @@ def staleness(view: View) -> Plot:
 
 
 def _bins(view: View) -> int:
-    """Values drawn: 0 to the largest that any histogram or bound has, nine at most (the last one then stands for all above)."""
+    """Values drawn: 0 to the largest of any histogram or bound, nine at most (the last then has all above)."""
     top = max(
         [
             0,

@@ -93,6 +93,8 @@ class SimulatedBackend:
         self._telling = False
         self._arrivals: Iterator[tuple[float, Task]] | None = None
         self._left_to_copy: dict[int, set[int]] = {}
+        self.wake_ups = 0
+        """Engine wake-ups that did something."""
         self._completed = 0
         self._seen_completed = -1
         self._faults = tuple(faults)
@@ -231,6 +233,7 @@ class SimulatedBackend:
         if slot.scheduled != wake:
             return
         slot.scheduled = float("inf")
+        self.wake_ups += 1
         for notice in slot.model.advance(self.clock._now):
             self._notice(slot, notice)
         self._schedule(slot)

@@ -90,7 +90,7 @@ class Scheduler:
         self.max_run = self.rows = o.max_running_requests
         self.chunk = None if o.chunked_prefill_size == -1 else o.chunked_prefill_size
         self.max_prefill = o.max_prefill_tokens
-        self.lpm = o.schedule_policy == "lpm"
+        self.lpm = o.schedule_policy == "lpm" and not o.disable_radix_cache
         self.overlap = not o.disable_overlap_schedule
         self.caching = not o.disable_radix_cache
         self.max_len = min(o.context_length, self.pool) - 1
@@ -124,6 +124,8 @@ class Scheduler:
         """How many running requests have base % page == i."""
         self.finishes: list[tuple[int, int, Request]] = []
         """(finish_key, entry, request); an entry is valid while the request says so."""
+        self.formed: list[Request] = []
+        """The prefill batch of the iteration being formed."""
         self._ending: list[Request] = []
         self._seq = 0
 
@@ -154,7 +156,7 @@ class Scheduler:
             r.final = r.output_tokens if r.output_tokens < limit else limit or 1
         self.queue.append(r)
 
-    def abort(self, r: Request, reason: str = "aborted") -> bool:
+    def abort_request(self, r: Request, reason: str = "aborted") -> bool:
         """Abort at the start of an iteration. Returns True if it was waiting and is gone; else it ends with its next result."""
         if r.done or r.abort:
             return False
@@ -167,7 +169,7 @@ class Scheduler:
             return True
         return False
 
-    def flush(self) -> None:
+    def clear(self) -> None:
         """Forget the cache. Waiting requests stay; nothing may run."""
         self.cache.reset(self.slots)
 
@@ -181,9 +183,11 @@ class Scheduler:
         if not r.entry:
             return r.out
         made = r.base + self.steps - r.prompt_tokens + 1
-        return made - 1 if self.overlap and (self.last == DECODE or (self.last == EXTEND and r in self.flight)) else made
+        return (
+            made - 1 if self.overlap and (self.last == DECODE or (self.last == EXTEND and r in self.flight)) else made
+        )
 
-    def set_version(self, version: int) -> None:
+    def record_version(self, version: int) -> None:
         """New weights: note for every request with outputs which version made them."""
         old, self.version = self.version, version
         exact = self.options.exact_spans
@@ -259,11 +263,9 @@ class Scheduler:
         if page > 1:
             upto -= upto % page
             p -= p % page
-        if not upto:
+        if not upto or not self.caching:
             return
         node, owned = r.lock, r.owned
-        if not self.caching:
-            return
         cache.touch(node)  # type: ignore[arg-type]
         have = 0
         if upto > owned:
@@ -288,14 +290,13 @@ class Scheduler:
                 p -= p % page
             if upto:
                 have, node = 0, lock
-                if lock.end > p or p == 0:  # type: ignore[union-attr]
+                apart = lock.end == p  # type: ignore[union-attr]  # the prompt ends at a node already
+                if not apart or upto == p:
                     cache.touch(lock)  # type: ignore[arg-type]
                 if upto > owned:
                     node, have = cache.extend(lock, r.tail(owned, upto), upto - owned, r.version, False)  # type: ignore[arg-type]
                 if 0 < p < upto:
-                    cache.separate(node, p, r.tokens() if node.end > p and lock.end != p else ())  # type: ignore[arg-type, union-attr]
-                elif p == upto:
-                    cache.touch(lock)  # type: ignore[arg-type]
+                    cache.separate(node, p, () if apart else r.tokens())  # type: ignore[arg-type]
                 cache.free += have
                 owned = upto
         cache.free += (kv if page == 1 else -(-kv // page) * page) - owned
@@ -329,7 +330,10 @@ class Scheduler:
                     if r.out:
                         cache.match(cache.root(r.namespace), r.tokens(), r.prompt_tokens + r.out)
                         before = None
-                    elif (r.content, r.namespace) != before:  # equal prompts in a row: only the last touch leaves a trace
+                    elif (
+                        r.content,
+                        r.namespace,
+                    ) != before:  # equal prompts in a row: only the last touch leaves a trace
                         cache.match(cache.root(r.namespace), r.content, r.prompt_tokens)
                         before = (r.content, r.namespace)
             self.passes += 1
@@ -365,18 +369,18 @@ class Scheduler:
             acc += min(r.limit - self._out(r), CLIP_MAX_NEW_TOKENS) * (1.0 if r.ignore_eos else ratio)
         return acc
 
-    def _prefill(self, t: float) -> bool:
-        """One admission pass. True if it formed a prefill batch, which is then in `flight`."""
+    def _prefill(self, t: float) -> list[Request]:
+        """One admission pass: the prefill batch it formed, with its slots; empty if none."""
         running = len(self.batch)
         if not running:
             self.full = False
         pending = self.chunked
         if pending is None:
             if self.full or not self.queue:
-                return False
+                return []
             if self.rows <= 0 or running >= self.max_run:
                 self.full = True
-                return False
+                return []
         self._order()
 
         page, cache, chunk = self.page, self.cache, self.chunk
@@ -481,14 +485,14 @@ class Scheduler:
                 break
 
         if not batch:
-            return False
+            return batch
         queue = self.queue
         for _ in range(taken):
             queue.popleft()
         if cut is not None:
             self.chunked = cut
         self._launch_prefill(batch, t)
-        return True
+        return batch
 
     def _total_in_order(self, ratio: float, charges: list[int]) -> float:
         acc = self._running_offset_in_order(ratio)
@@ -636,26 +640,200 @@ class Scheduler:
                     self._publish(r, r.end)
                 r.prefix = r.end
         self._ending = self._pop_ending(self.steps) if self.overlap and self.finishes else []
-        self._formed: list[Request] = []
+        self.formed = self._prefill(t)
         kind = NOTHING
-        trace = self.trace
-        flight = self.flight
-        if self._prefill_formed(t):
+        if self.formed:
             kind = EXTEND
-            if trace is not None:
-                trace.append((EXTEND, [[r.rid, r.prefix, r.end - r.prefix] for r in self._formed]))
         elif self.batch and self._decode():
             kind = DECODE
-            if trace is not None:
-                inflight = self.last
-                rows = []
-                for r in self.batch.values():
-                    kv = r.base + self.steps
-                    lag = self.overlap and (inflight == DECODE or (inflight == EXTEND and r in flight))
-                    rows.append([r.rid, kv, kv - r.prompt_tokens - (1 if lag else 0)])
-                trace.append((DECODE, rows))
         if kind:
             self.iterations += 1
+            if self.trace is not None:
+                self._note(kind)
         elif self.last == NOTHING and not self.queue:
             self.ratio.reset()
         return kind
+
+    def settle(self, kind: int, t: float) -> None:
+        """Handle the results visible at the end of the iteration (time `t`) that launched a batch of `kind`; then merge a prefill."""
+        formed = self.formed
+        if not self.overlap:
+            if kind == EXTEND:
+                self._settle_prefill(formed, self.chunked, t)
+            elif kind == DECODE:
+                for r in self._pop_ending(self.steps):
+                    self._end(r)
+        elif self.last == EXTEND:
+            self._settle_prefill(self.flight, self.flight_chunk, t)
+        else:
+            for r in self._ending:
+                if not r.dropped:
+                    self._end(r)
+        self.last = kind
+        self.flight = formed
+        if kind == EXTEND:
+            self.flight_chunk = chunk = self.chunked
+            alone = not self.batch
+            for r in formed:
+                if r.done or r is chunk:
+                    self.full = False
+                else:
+                    self._join(r)
+                    if alone:
+                        self.full = False
+
+    def _settle_prefill(self, batch: list[Request], chunk: Request | None, t: float) -> None:
+        for r in batch:
+            if (
+                r is chunk or r.dropped or r.done
+            ):  # a middle chunk yields no token; a retracted request's token is thrown away
+                continue
+            r.out += 1
+            if r.first_t < 0.0:
+                r.first_t = t
+            if r.out >= r.final or r.abort:
+                self._end(r)
+            else:
+                self._publish(r, r.end)
+                r.prefix = r.end
+
+    def _end(self, r: Request) -> None:
+        """The last token of `r` is handed out: publish and give back what it holds."""
+        if r.entry:
+            self._leave(r)
+            self.full = False
+        r.out = r.final
+        self._release(r, True)
+        r.done = True
+        self.ended.append(r)
+
+    def put_all_back(self, t: float) -> None:
+        """Pause with `retract`: handle the results in flight, then send everything to the tail of the queue."""
+        if self.overlap:
+            self._ending = self._pop_ending(self.steps)
+            self.formed = []
+            self.settle(NOTHING, t)
+        self.last = NOTHING
+        batch = list(self.batch.values())
+        for i, r in enumerate(batch):
+            self._put_back(r, len(batch) - i)
+        self.queue.extend(batch)
+        chunk = self.chunked
+        if chunk is not None:
+            self.chunked = None
+            if chunk.abort:
+                self._release(chunk, False)
+                chunk.done = True
+                self.ended.append(chunk)
+            else:
+                self._put_back(chunk, 0)
+                self.queue.append(chunk)
+
+    # --- many iterations at once --------------------------------------------------------------------------------------
+
+    def admits(self) -> bool:
+        """Whether a request in the queue would be looked at now (rows free, latch not set)."""
+        running = len(self.batch)
+        return self.rows > 0 and running < self.max_run and not (self.full and running)
+
+    def plain_steps(self) -> int:
+        """How many decode steps of the present running batch are ahead in which nothing happens but the steps.
+
+        With overlap the next finish is handled in the iteration after them, else in the last of them. 0: form an iteration.
+        """
+        if not self.batch or self.chunked is not None or (self.queue and self.admits()):
+            return 0
+        steps = self.next_finish() - self.steps
+        cache, page, count = self.cache, self.page, len(self.batch)
+        slots = cache.free + cache.evictable
+        if steps * count > slots if page == 1 else (steps + page) * count > slots - page:
+            steps = min(steps, self._steps_with_memory(slots))
+        return steps
+
+    def _steps_with_memory(self, slots: int) -> int:
+        """Decode steps for which `slots` last: the largest k with pages(k) <= slots / page."""
+        page, count = self.page, len(self.batch)
+        if page == 1:
+            return slots // count
+        pages = slots // page
+        cycles, left = divmod(pages, count)
+        k, at = cycles * page, -self.steps
+        while (left := left - self.residues[(at - k) % page]) >= 0:
+            k += 1
+        return k
+
+    def run(self, k: int) -> None:
+        """Take `k` plain steps. Evictions happen at the steps, and with the sizes, at which single steps would have them."""
+        page, cache, count = self.page, self.cache, len(self.batch)
+        steps = self.steps
+        if self.trace is not None:
+            self._note_run(k)
+        if page == 1:
+            left = k
+            while cache.free < left * count:
+                ahead = cache.free // count  # steps that need no eviction
+                cache.free -= ahead * count
+                left -= ahead
+                cache.tag = steps + k - left
+                cache.evict(count)
+            cache.free -= left * count
+        else:
+            self._run_pages(k)
+        cache.tag = 0
+        self.steps = steps + k
+        self.context += k * count
+        self.ratio.taken += k
+        self.iterations += k
+        self.last = DECODE
+        self.flight = []
+        if not self.overlap:
+            for r in self._pop_ending(self.steps):
+                self._end(r)
+
+    def _run_pages(self, k: int) -> None:
+        page, cache, residues, steps = self.page, self.cache, self.residues, self.steps
+        per_cycle = page * len(self.batch)
+        i = 0
+        while i < k:
+            if cache.free >= per_cycle or not cache.evictable:
+                cycles = min((k - i) // page, cache.free // per_cycle - 1 if cache.evictable else FOREVER)
+                if cycles > 0 and (cache.evictable or cache.log is None):  # whole cycles take a page a request
+                    cache.free -= cycles * per_cycle
+                    i += cycles * page
+                    continue
+            need = page * residues[-(steps + i) % page]
+            cache.tag = steps + i
+            if cache.free < need:
+                cache.evict(need)
+            if cache.free < per_cycle and (cache.evictable or cache.log is not None):
+                cache.evict(per_cycle)
+            cache.free -= need
+            i += 1
+
+    # --- tracing ------------------------------------------------------------------------------------------------------
+
+    def _note(self, kind: int) -> None:
+        """Write down the batch just formed."""
+        if kind == EXTEND:
+            self.trace.append((EXTEND, [[r.rid, r.prefix, r.end - r.prefix] for r in self.formed]))  # type: ignore[union-attr]
+            return
+        rows = []
+        for r in self.batch.values():
+            kv = r.base + self.steps
+            lag = self.overlap and (self.last == DECODE or (self.last == EXTEND and r in self.flight))
+            rows.append([r.rid, kv, kv - r.prompt_tokens - (1 if lag else 0)])
+        self.trace.append((DECODE, rows))  # type: ignore[union-attr]
+
+    def _note_run(self, k: int) -> None:
+        """Write down the `k` batches of a run."""
+        rows = list(self.batch.values())
+        for i in range(1, k + 1):
+            at = self.steps + i
+            lag = 1 if self.overlap and (i > 1 or self.last == DECODE) else 0
+            self.trace.append(  # type: ignore[union-attr]
+                (DECODE, [[r.rid, r.base + at, r.base + at - r.prompt_tokens - lag] for r in rows])
+            )
+
+
+def _seq(r: Request) -> int:
+    return r.seq

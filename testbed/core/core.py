@@ -59,11 +59,12 @@ class Core:
             said.WeightUpdateFailed: self._after(u.failed),
             said.PoolSwitched: self._after(self.pool.switched),
             said.EngineLost: self._engine_lost,
-            said.EngineJoined: self._after(u.joined),
+            said.EngineJoined: self._after(self.pool.engine_joined),
             said.LoadReported: r.load_reported,
             said.TimerFired: self._after(u.timer_fired),
         }
         self.events = 0
+        self._reason = "completed"
 
     @property
     def finished(self) -> bool:
@@ -94,6 +95,10 @@ class Core:
         return handle
 
     def _pump(self) -> None:
+        if all(e.state == "lost" for e in self.context.engines):
+            self._finish("no_engine_left")
+            return
+        self.publications.pump()
         self.pool.pump()
         self.rollouts.pump()
         self._maybe_finish()
@@ -115,7 +120,8 @@ class Core:
         self._pump()
 
     def _turn_over(self) -> None:
-        if self.pool.phase in ("draining", "generate") and not self.rollouts.in_flight:
+        phase = self.pool.phase
+        if phase == "draining" or (phase == "generate" and not self.rollouts.in_flight):
             self.pool.pump()
             self._maybe_finish()
 
@@ -126,15 +132,17 @@ class Core:
 
     def _signal_ready(self, event: said.SignalReady) -> None:
         experience = self.experience
-        before = experience.trainable
+        p = self.context.progress
+        before = (experience.trainable, p.dropped)
         experience.signal_ready(event)
         if self._jobs.pool(event.signal) >= 0:
             self.pool.signal_ready(event)
             self._pump()
-        elif experience.trainable != before:
+        elif (experience.trainable, p.dropped) != before:
             self._lots_changed()
 
     def _lots_changed(self) -> None:
+        self.publications.pump()
         self.pool.pump()
         self.rollouts.pump()
         if self.rollouts.exhausted:
@@ -145,23 +153,21 @@ class Core:
         self._maybe_finish()
 
     def _engine_lost(self, event: said.EngineLost) -> None:
-        engine = self.context.engines[event.engine]
-        self.publications.engine_lost(engine)
-        if all(e.state == "lost" for e in self.context.engines):
-            self._finish("no_engine_left")
-            return
+        self.publications.engine_lost(self.context.engines[event.engine])
         self._pump()
 
     # --- the end ------------------------------------------------------------------------------------------------------------
 
     def _maybe_finish(self) -> None:
         ctx = self.context
-        if ctx.finished or self.publications.busy or self.pool.job or self.pool.phase.startswith("to_"):
+        if ctx.finished or self.pool.job:
             return
-        if ctx.closed:
-            self._finish("completed")
-        elif self.rollouts.exhausted and not self._anything_left():
-            self._finish("tasks_exhausted")
+        if not ctx.closed and self.rollouts.exhausted and not self._anything_left():
+            ctx.closed = True
+            self._reason = "tasks_exhausted"
+            self.publications.pump()  # a publication that waited for more training goes out now
+        if ctx.closed and not self.publications.busy and not self.pool.phase.startswith("to_"):
+            self._finish(self._reason)
 
     def _anything_left(self) -> bool:
         """Whether another batch can still come about."""

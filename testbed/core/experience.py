@@ -6,6 +6,7 @@ Asks the buffer, selection, staleness and job policies. It refuses to know engin
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 
 from testbed.core import actions as do
 from testbed.core import events as said
@@ -38,6 +39,8 @@ class ExperienceStore:
         self.retry_tasks: deque[int] = deque()
         self.for_trainer: deque[Lot] = deque()
         """Lots that only miss signals of the training pool."""
+        self._line: deque[Lot] = deque()
+        """Live lots by submission, if the order takes them in turn."""
         self._lot_of: dict[int, Lot] = {}
         self.unscored = 0
         """Generated trajectories that are not ready."""
@@ -46,6 +49,7 @@ class ExperienceStore:
         """Dispatch version -> trajectories dispatched under it and not yet used."""
         self._batch: list[Lot] = []
         self._batches = 0
+        self._lost_trajectories = 0
 
     # --- bookkeeping of versions for the `wait` action -----------------------------------------------------------------
 
@@ -62,6 +66,8 @@ class ExperienceStore:
                 del self._unused[version]
 
     def holds_publication(self) -> bool:
+        if self._ctx.closed:
+            return False  # nothing will use the old experience any more
         oldest = min(self._unused) if self._unused else None
         return self.rule.holds_publication(self._p.deployed, oldest)
 
@@ -77,12 +83,24 @@ class ExperienceStore:
         for lot in lots:
             for t in lot.members:
                 self._lot_of[t.id] = lot
+        if self._order.in_turn:
+            self._line.extend(lots)
+
+    def _lost(self, groups: int, trajectories: int) -> None:
+        """Never to be trained: admission makes up for it."""
+        p = self._p
+        if self._together:
+            p.dropped += groups
+        else:
+            self._lost_trajectories += trajectories
+            p.dropped = ceil(self._lost_trajectories / p.group_size)
 
     def generated(self, t: Trajectory) -> None:
         """All turns of `t` are done; its slot is free already. Asks for the signals that need no training pool."""
         ctx, p, group = self._ctx, self._p, t.group
         t.generated_t = ctx.now
-        t.completion_deployed = p.deployed
+        # While an update goes on in waves, or after one that failed half-way, some engines are ahead of `deployed`.
+        t.completion_deployed = max(p.deployed, t.newest_version, t.dispatch_version)
         group.generated += 1
         p.open_trajectories -= 1
         self.unscored += 1
@@ -130,7 +148,11 @@ class ExperienceStore:
         if not self._jobs.trainer_bits:
             self._ready(t)
         elif not self._together or group.scored + group.resolved == len(group.members):
-            self.for_trainer.append(self._lot_of[t.id])
+            self._wants_trainer(self._lot_of[t.id])
+
+    def _wants_trainer(self, lot: Lot) -> None:
+        lot.trainable = True
+        self.for_trainer.append(lot)
 
     def _ready(self, t: Trajectory) -> None:
         t.advance("signals_complete")
@@ -153,10 +175,11 @@ class ExperienceStore:
         self._store(lot)
 
     def _store(self, lot: Lot) -> None:
-        stored, evicted = self.buffer.ready(lot)
-        if not stored:
+        lot.trainable = True
+        waits, evicted = self.buffer.ready(lot)
+        if waits is not None:
             self._p.open_groups += 1 if self._together else 0
-            self._p.open_trajectories += len(lot.members)
+            self._p.open_trajectories += len(waits.members)
         if evicted is not None:
             self.drop(evicted, "buffer_full", buffered=False)
 
@@ -174,11 +197,13 @@ class ExperienceStore:
         p.open_trajectories -= 1
         lot.members = [m for m in lot.members if m is not t]
         lot.missing -= 1
+        lot.over = not lot.members
+        self._lost(0, 1)
         if group.generated + group.resolved == len(group.members) and group.state == "generating":
             p.open_groups -= 1
             if not group.generated:
                 group.advance("drop")
-                p.dropped += 1
+                self._lost(1, 0)
                 self.buffer.release(group.lots)
                 del self._ctx.groups[group.id]
                 return
@@ -190,9 +215,11 @@ class ExperienceStore:
         if not self._together:
             self.buffer.release(1)
             group.lots -= 1
+            if not group.lots:
+                self._ctx.groups.pop(group.id, None)
             return
         if self._jobs.trainer_bits and group.scored and group.scored + group.resolved == len(group.members):
-            self.for_trainer.append(lot)
+            self._wants_trainer(lot)
         if lot.members and not lot.missing:
             self._lot_ready(lot)
 
@@ -208,28 +235,29 @@ class ExperienceStore:
         p = self._p
         p.open_groups -= 1
         p.open_trajectories -= len(group.members) - group.generated - group.resolved
-        p.dropped += 1
+        self._lost(1, 0)
         self.buffer.release(group.lots)
         for t in group.members:
+            if t.id in self._lot_of:
+                self._lot_of[t.id].over = True
             if t.state == "generated":
                 self.unscored -= 1
 
     def drop(self, lot: Lot, reason: str, *, buffered: bool, staleness: int = -1) -> None:
         """Throw away a ready lot. `buffered`: its reserved place is still held."""
-        p = self._p
         if self._together:
             lot.group.advance("drop")
-            p.dropped += 1
+        if lot.uses == 0:
+            self._lost(1, len(lot.members))
         for t in lot.members:
             t.advance("drop")
         if buffered:
             self.buffer.release(1)
         self._retire(lot, "dropped", reason, staleness)
-        if not self._together and lot.group.lots == 0:
-            p.dropped += sum(1 for t in lot.group.members if t.state == "dropped") // p.group_size
 
     def _retire(self, lot: Lot, outcome: str, reason: str, staleness: int = -1) -> None:
         ctx = self._ctx
+        lot.over = True
         ids = []
         for t in lot.members:
             del ctx.trajectories[t.id]
@@ -247,23 +275,48 @@ class ExperienceStore:
     @property
     def trainable(self) -> int:
         """Lots that could be in a batch once the training pool has computed its signals."""
+        if self._order.in_turn:
+            return self._in_turn(ready_only=False)
         return self.buffer.num_ready + len(self.for_trainer)
 
     @property
     def batch_ready(self) -> bool:
-        return self.buffer.num_ready >= self.lots_per_batch
+        enough = self.buffer.num_ready >= self.lots_per_batch
+        return enough and (not self._order.in_turn or self._in_turn(ready_only=True) >= self.lots_per_batch)
+
+    def _in_turn(self, ready_only: bool) -> int:
+        """Lots at the head of the line that are trainable (or ready), up to the first that is not."""
+        line = self._line
+        while line and line[0].over:
+            line.popleft()
+        count = 0
+        for lot in line:
+            if lot.over:
+                continue
+            if not lot.trainable or (ready_only and lot.missing):
+                break
+            count += 1
+        return count
 
     def take_batch(self, pool: int) -> do.Train | None:
         """The next batch, or None. Lots that are too old are disposed of on the way."""
-        if not self.batch_ready:
-            return None
+        while self.batch_ready:
+            batch = self._take(pool)
+            if batch is not None:
+                return batch
+        return None
+
+    def _take(self, pool: int) -> do.Train | None:
+        """A batch of what is in the buffer; None if too much of it is too old (the rest is given back)."""
         p, rule, now = self._p, self.rule, self._ctx.now
+        left = self._in_turn(ready_only=True) if self._order.in_turn else self.buffer.num_ready
         chosen: list[tuple[Lot, int, str]] = []
-        while len(chosen) < self.lots_per_batch and self.buffer.num_ready:
+        while len(chosen) < self.lots_per_batch and left and self.buffer.num_ready:
+            left -= 1
             lot = self.buffer.take()
             for t in lot.members:
                 t.dequeued_t = now
-                t.dequeue_deployed = p.deployed
+                t.dequeue_deployed = max(p.deployed, t.completion_deployed)
                 t.trainer_version = p.trainer_version
                 t.trained_before = p.trained_trajectories
             reading = rule.of_lot(lot)
@@ -271,7 +324,8 @@ class ExperienceStore:
             if self._order.outside(lot, p):
                 self.drop(lot, "outside_window", buffered=False, staleness=reading)
             elif verdict in ("drop", "retry"):
-                if verdict == "retry":
+                if verdict == "retry" and not lot.group.retried:
+                    lot.group.retried = True
                     self.retry_tasks.append(lot.group.task)
                 self.drop(lot, "stale", buffered=False, staleness=reading)
             else:
@@ -305,7 +359,7 @@ class ExperienceStore:
         if lot.uses == 0:
             self._used(t)
         if verdict == "mask":
-            t.masked_tokens = self.rule.masked_tokens(t, self._p.deployed)
+            t.masked_tokens = self.rule.masked_tokens(t, t.dequeue_deployed)
         group = t.group
         return do.Experience(
             t.id,

@@ -41,6 +41,7 @@ class TrainingPool:
         self.phase = self._spec.phase
         self.job = ""
         """`train`, `signals`, or empty."""
+        self._batch = -1
         self._updates_left = 0
         self._signals_left: list[str] = []
         self._signal_lots: list[int] = []
@@ -69,6 +70,7 @@ class TrainingPool:
         if batch is not None:
             self.job = "train"
             self._p.trainer_busy = True
+            self._batch = batch.batch
             self._updates_left = batch.updates
             self._ctx.out.append(batch)
             self._publications.pump()
@@ -102,8 +104,8 @@ class TrainingPool:
             self.job = ""
 
     def train_step_finished(self, event: said.TrainStepFinished) -> None:
-        if self.job != "train":
-            raise ProtocolError("TrainStepFinished, but the pool does not train")
+        if self.job != "train" or event.batch != self._batch:
+            raise ProtocolError(f"TrainStepFinished for batch {event.batch}, which is not being trained")
         self._p.trainer_version += 1
         self._updates_left -= 1
         if self._updates_left:
@@ -133,6 +135,7 @@ class TrainingPool:
             if any(e.in_flight for e in engines):
                 self._move("drain")
                 for e in engines:
+                    e.leaving = True
                     self._rollouts.close(e.index)
                     if not self._colocated:
                         self._rollouts.take_back(e, "pool_switch")
@@ -167,6 +170,13 @@ class TrainingPool:
             self._publications.returned(
                 [self._ctx.engines[i] for i in self._spec.engines if self._ctx.engines[i].state != "lost"]
             )
+
+    def engine_joined(self, event: said.EngineJoined) -> None:
+        """An engine is back: it takes part in the phase that its GPUs are in."""
+        engine = self._ctx.engines[event.engine]
+        mine = event.engine in self._spec.engines
+        engine.leaving = mine and self.phase == "draining"
+        self._publications.joined(event, away=mine and self.phase in ("to_train", "train", "to_generate"))
 
     # --- why it waits ---------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ class Update:
         self.retries: dict[int, int] = {}
         self.failed = False
         self.timer = -1
+        self.overdue: set[int] = set()
+        """Engines that were being resumed when the timer fired."""
         self.waits_for_pool = False
 
 
@@ -55,6 +57,9 @@ class Publications:
         """Publications that were asked for and have not started."""
         self._path_costs: tuple[said.PathCost, ...] = ()
         self._catch_up: list[int] = []
+        """Engines that missed publications; served again once they have copied the deployed version."""
+        self._cut_short: set[int] = set()
+        """Engines that were lost, restored or asked again within a step: an answer to it may still be on its way."""
 
     def run_started(self, event: said.RunStarted) -> None:
         self._path_costs = event.path_costs
@@ -86,7 +91,7 @@ class Publications:
             return
         if self._catch_up:
             self._start_catch_up()
-        elif self._due and not self._experience.holds_publication():
+        if self.update is None and self._due and not self._experience.holds_publication():
             self._due = 0
             self._start()
 
@@ -98,7 +103,7 @@ class Publications:
 
     def _start(self) -> None:
         ctx = self._ctx
-        at_work = tuple(e.index for e in ctx.engines if e.state not in ("away", "lost"))
+        at_work = tuple(e.index for e in ctx.engines if e.state == "serving" and not e.leaving)
         participants = at_work or tuple(e.index for e in ctx.engines if e.state == "away")
         path, why = choose_path(self._weights, self._path_costs)
         version = max((e.version for e in ctx.engines), default=0) + 1
@@ -127,26 +132,36 @@ class Publications:
 
     def _begin(self, update: Update) -> None:
         update.waits_for_pool = False
-        alive = [i for i in update.participants if self._ctx.engines[i].state == "serving"]
-        update.participants = tuple(alive)
+        alive = self._takes_part(update.participants)
+        update.participants = alive
         update.waves = waves(self._weights, alive)
         self._next_wave(update)
 
+    def _takes_part(self, indexes: tuple[int, ...]) -> tuple[int, ...]:
+        """Those that have not been lost or left for training since."""
+        engines = self._ctx.engines
+        return tuple(i for i in indexes if engines[i].state == "serving" and not engines[i].leaving)
+
     def _next_wave(self, update: Update) -> None:
-        if not update.waves:
+        update.wave = ()
+        while update.waves and not update.wave:
+            update.wave = self._takes_part(update.waves.pop(0))
+        if not update.wave:
             self._conclude(update)
             return
-        update.wave = update.waves.pop(0)
         update.passed = set()
         ctx = self._ctx
-        update.timer = ctx.next_timer()
-        ctx.out.append(do.SetTimer(update.timer, ctx.now + self._weights.timeout_s))
+        self._arm(update)
         for index in update.wave:
             engine = ctx.engines[index]
             self._rollouts.close(index)
             self._advance(engine, "begin")
             if self._rule.pause_generation_mode != "finish" or not engine.in_flight:
                 self._pause(engine, update)
+
+    def _arm(self, update: Update) -> None:
+        update.timer = self._ctx.next_timer()
+        self._ctx.out.append(do.SetTimer(update.timer, self._ctx.now + self._weights.timeout_s))
 
     def _pause(self, engine: Engine, update: Update) -> None:
         self._advance(engine, "pause")
@@ -161,7 +176,10 @@ class Publications:
             self._pause(engine, self.update)
 
     def paused(self, event: said.EnginePaused) -> None:
-        engine, update = self._member(event.engine)
+        found = self._member(event.engine, "pausing")
+        if found is None:
+            return
+        engine, update = found
         self._advance(engine, "paused")
         if self._rule.kv == "flush":
             self._ctx.out.append(do.FlushCache(engine.index))
@@ -171,27 +189,40 @@ class Publications:
             self._restore(engine)
         elif update.path not in RENDEZVOUS:
             self._copy(engine, update)
-        elif all(self._ctx.engines[i].state == "paused" for i in update.wave):
-            for i in update.wave:
-                self._copy(self._ctx.engines[i], update)
+        else:
+            self._rendezvous(update)
 
-    def _member(self, index: int) -> tuple[Engine, Update]:
-        if self.update is None or index not in self.update.wave:
-            raise ProtocolError(f"engine {index} takes no part in an update")
-        return self._ctx.engines[index], self.update
+    def _rendezvous(self, update: Update) -> None:
+        """A collective copy starts when every engine of the wave is there."""
+        engines = [self._ctx.engines[i] for i in update.wave]
+        if all(e.state == "paused" for e in engines):
+            for engine in engines:
+                self._copy(engine, update)
+
+    def _member(self, index: int, awaited: str, version: int | None = None) -> tuple[Engine, Update] | None:
+        """The engine whose step was awaited, and its update; None if the answer comes too late to matter.
+
+        Raises `ProtocolError` if nobody asked that engine (or for that version).
+        """
+        engine, update = self._ctx.engines[index], self.update
+        part = update is not None and index in update.wave and version in (None, update.version)
+        if index in self._cut_short and not (part and engine.state == awaited):
+            return None
+        if not part or update is None:
+            raise ProtocolError(f"engine {index} takes no part in an update" + (f" to {version}" if version else ""))
+        return engine, update
 
     def _copy(self, engine: Engine, update: Update) -> None:
         self._advance(engine, "copy")
         self._ctx.out.append(do.CopyWeights(engine.index, update.version, update.path, update.wave))
 
     def copied(self, event: said.WeightsCopied) -> None:
-        engine, update = self._member(event.engine)
-        if engine.state in ("resuming", "serving", "lost"):
+        found = self._member(event.engine, "copying", event.version)
+        if found is None:
             return
+        engine, update = found
         self._advance(engine, "copied")
-        if update.failed:
-            self._restore(engine)
-        elif self._needs_requantize:
+        if self._needs_requantize:
             self._advance(engine, "requantize")
             self._ctx.out.append(do.RequantizeWeights(engine.index, update.version, self._weights.requantize))
         else:
@@ -199,14 +230,12 @@ class Publications:
             self._barrier(update)
 
     def ready(self, event: said.EngineReady) -> None:
-        engine, update = self._member(event.engine)
-        if engine.state in ("resuming", "serving", "lost"):
+        found = self._member(event.engine, "requantizing", event.version)
+        if found is None:
             return
+        engine, update = found
         self._advance(engine, "agree")
-        if update.failed:
-            self._restore(engine)
-        else:
-            self._barrier(update)
+        self._barrier(update)
 
     def _barrier(self, update: Update) -> None:
         """Invariant 3: nobody resumes before every participant of the wave is ready."""
@@ -219,7 +248,10 @@ class Publications:
             self._ctx.out.append(do.ResumeEngine(engine.index, update.version, self._rule.kv))
 
     def resumed(self, event: said.EngineResumed) -> None:
-        engine, update = self._member(event.engine)
+        found = self._member(event.engine, "resuming")
+        if found is None:
+            return
+        engine, update = found
         self._advance(engine, "resumed")
         if event.version < engine.version:
             raise ProtocolError(f"engine {engine.index} went back from version {engine.version} to {event.version}")
@@ -253,15 +285,21 @@ class Publications:
     # --- failures ---------------------------------------------------------------------------------------------------------
 
     def failed(self, event: said.WeightUpdateFailed) -> None:
-        update = self._of(event.version)
         if event.engine < 0:
-            update.failed = True
-            update.trainer_released = True
-            if not update.waits_for_pool:
+            update = self._of(event.version)
+            if update.wave:
+                self._give_up(update)
+            else:
+                update.failed = True
                 self._conclude(update)
             return
-        engine, _ = self._member(event.engine)
-        self._trouble(engine, update)
+        engine = self._ctx.engines[event.engine]
+        found = self._member(event.engine, engine.state, event.version)
+        if found is None or engine.state in ("serving", "resuming"):
+            return
+        self._trouble(engine, found[1])
+        if engine.state == "pausing" and event.stage == "pause":
+            self._restore(engine)
 
     def _trouble(self, engine: Engine, update: Update) -> None:
         policy = self._weights.on_failure
@@ -269,11 +307,17 @@ class Publications:
         can_copy = engine.state in ("copying", "requantizing")
         if policy == "retry" and can_copy and tried < MAX_RETRIES and not update.failed:
             update.retries[engine.index] = tried + 1
+            self._cut_short.add(engine.index)
             self._copy(engine, update)
         elif policy == "remove_engine":
-            self.engine_lost(engine)
+            self._remove(engine)
         else:
             self._give_up(update)
+
+    def _remove(self, engine: Engine) -> None:
+        """The core gives an engine up that nobody reported lost: what still runs there is taken back first."""
+        self._rollouts.take_back(engine, "engine_removed")
+        self.engine_lost(engine)
 
     def _give_up(self, update: Update) -> None:
         """Every participant of the wave that has not passed the barrier goes back to the version it served."""
@@ -287,40 +331,50 @@ class Publications:
                 self._rollouts.open(index)
             elif engine.state in ("paused", "copying", "copied", "requantizing", "ready"):
                 self._restore(engine)
+        self._arm(update)
         self._wave_over(update)
 
     def _restore(self, engine: Engine) -> None:
+        self._cut_short.add(engine.index)
         self._advance(engine, "restore")
         self._ctx.out.append(do.ResumeEngine(engine.index, engine.version, self._rule.kv))
 
     def timer_fired(self, event: said.TimerFired) -> None:
+        """Late participants are treated as `on_failure` says. One that does not even go back, or does not resume, is removed."""
         update = self.update
-        if update is None or event.timer != update.timer or update.failed:
+        if update is None or event.timer != update.timer:
             return
-        late = [self._ctx.engines[i] for i in update.wave]
-        for engine in late:
-            if engine.state not in ("ready", "resuming", "serving", "lost") and self.update is update:
+        failed = update.failed
+        for engine in [self._ctx.engines[i] for i in update.wave]:
+            if self.update is not update:
+                return
+            if engine.state in ("ready", "serving", "lost"):
+                continue
+            if failed or engine.index in update.overdue:
+                self._remove(engine)
+            elif engine.state == "resuming":
+                update.overdue.add(engine.index)
+            else:
                 self._trouble(engine, update)
+        if self.update is update and update.timer == event.timer:
+            self._arm(update)
 
     def engine_lost(self, engine: Engine) -> None:
         """The barrier goes on without it; its turns go elsewhere."""
         if engine.state == "lost":
             return
         self._advance(engine, "lose")
+        self._cut_short.add(engine.index)
         self._rollouts.engine_lost(engine)
         update = self.update
-        if update is None:
+        if update is None or engine.index not in update.wave:
             return
-        if engine.index in update.wave:
-            update.wave = tuple(i for i in update.wave if i != engine.index)
-            engines = [self._ctx.engines[i] for i in update.wave]
-            if not update.failed and engines and update.path in RENDEZVOUS and all(e.state == "paused" for e in engines):
-                for e in engines:
-                    self._copy(e, update)
-            elif not update.failed and engines:
-                self._barrier(update)
-            self._wave_over(update)
-        update.waves = [w for w in (tuple(i for i in w if i != engine.index) for w in update.waves) if w]
+        update.wave = tuple(i for i in update.wave if i != engine.index)
+        if not update.failed and update.wave:
+            if update.path in RENDEZVOUS:
+                self._rendezvous(update)
+            self._barrier(update)
+        self._wave_over(update)
 
     # --- engines that were away -------------------------------------------------------------------------------------------
 
@@ -328,6 +382,7 @@ class Publications:
         """Its GPUs change to training."""
         self._rollouts.close(engine.index)
         self._advance(engine, "leave")
+        engine.leaving = False
         self._rollouts.router.cache_dropped(engine.index)
 
     def returned(self, engines: list[Engine]) -> None:
@@ -336,27 +391,24 @@ class Publications:
             self._advance(engine, "return")
         update = self.update
         if update is not None and update.waits_for_pool:
-            if update.failed:
-                update.waits_for_pool = False
-                self._open_all(engines)
-                self._conclude(update)
-            else:
+            update.waits_for_pool = False
+            if update.prepared:
                 self._begin(update)
-            return
-        behind = [e.index for e in engines if e.version < self._p.deployed]
-        self._open_all([e for e in engines if e.version >= self._p.deployed])
-        if behind:
-            self._catch_up.extend(behind)
-            self.pump()
-
-    def _open_all(self, engines: list[Engine]) -> None:
+                return
         for engine in engines:
-            self._rollouts.open(engine.index)
+            if engine.version < self._p.deployed:
+                self._catch_up.append(engine.index)
+            else:
+                self._rollouts.open(engine.index)
+        self.pump()
 
-    def joined(self, event: said.EngineJoined) -> None:
+    def joined(self, event: said.EngineJoined, away: bool) -> None:
+        """`away`: its pool trains at the moment."""
         engine = self._ctx.engines[event.engine]
-        self._advance(engine, "join")
+        self._advance(engine, "join_away" if away else "join")
         engine.version = event.version
+        if away or engine.leaving:
+            return
         if engine.version < self._p.deployed:
             self._catch_up.append(engine.index)
             self.pump()
@@ -365,7 +417,7 @@ class Publications:
 
     def _start_catch_up(self) -> None:
         """Engines that missed publications copy the deployed version; there is nothing to prepare."""
-        indexes = [i for i in self._catch_up if self._ctx.engines[i].state == "serving"]
+        indexes = self._takes_part(tuple(dict.fromkeys(self._catch_up)))
         self._catch_up = []
         behind = tuple(i for i in indexes if self._ctx.engines[i].version < self._p.deployed)
         if not behind:

@@ -28,6 +28,7 @@ class Trajectory:
         "group",
         "home",
         "id",
+        "losses",
         "masked_tokens",
         "member",
         "missing",
@@ -58,6 +59,9 @@ class Trajectory:
         self.state = "queued"
         self.turn = 0
         self.attempt = 0
+        """How often this turn was sent before, whatever the reason."""
+        self.losses = 0
+        """How often this turn was lost without anybody having decided it."""
         self.aborting = ""
         """Why its turn is being taken back; `requeue...` sends it again, anything else ends the trajectory."""
         self.engine = -1
@@ -113,6 +117,7 @@ class Group:
         "members",
         "prompt_tokens",
         "resolved",
+        "retried",
         "scored",
         "state",
         "submitted_t",
@@ -137,6 +142,8 @@ class Group:
         """Members that failed or were aborted on their own: the group does not wait for them."""
         self.lots = 0
         """Lots of this group that are still alive."""
+        self.retried = False
+        """Its task is to run again."""
 
     def advance(self, given: str) -> None:
         try:
@@ -148,7 +155,7 @@ class Group:
 class Lot:
     """What selection takes as one: a whole group where members are compared, a single trajectory otherwise."""
 
-    __slots__ = ("group", "group_ready_t", "members", "missing", "sequence", "uses")
+    __slots__ = ("group", "group_ready_t", "members", "missing", "over", "sequence", "trainable", "uses")
 
     def __init__(self, group: Group, members: list[Trajectory]) -> None:
         self.group = group
@@ -159,6 +166,10 @@ class Lot:
         self.sequence = -1
         """Order of becoming ready."""
         self.uses = 0
+        self.trainable = False
+        """Ready, or missing only what the training pool computes."""
+        self.over = False
+        """Trained, dropped, or without members."""
 
     @property
     def submitted_index(self) -> int:
@@ -180,12 +191,14 @@ class Lot:
 class Engine:
     """The core's view of one inference server."""
 
-    __slots__ = ("in_flight", "index", "pool", "state", "version")
+    __slots__ = ("in_flight", "index", "leaving", "pool", "state", "version")
 
     def __init__(self, index: int, pool: int) -> None:
         self.index = index
         self.pool = pool
         self.state = "serving"
+        self.leaving = False
+        """Its pool is about to change to training: it takes no turns and no weights."""
         self.version = 0
         """Deployed version: the published version it serves."""
         self.in_flight: dict[int, Trajectory] = {}
@@ -221,7 +234,8 @@ class Progress:
         self.submitted = 0
         self.submitted_trajectories = 0
         self.dropped = 0
-        """Submitted groups that ended without being trained."""
+        """Submitted groups that ended without being trained; where trajectories are taken singly, their lost trajectories in
+        groups, rounded up."""
         self.generated = 0
         self.open_groups = 0
         """Submitted, not yet handed to the buffer (a full buffer keeps them open)."""

@@ -66,10 +66,7 @@ class Rollouts:
         ctx = self._ctx
         if ctx.closed or ctx.finished:
             return "no_task"
-        if self._open_arrivals:
-            if not self._arrived:
-                return "no_task"
-        elif self.exhausted and not self._experience.retry_tasks:
+        if not self._experience.retry_tasks and (not self._arrived if self._open_arrivals else self.exhausted):
             return "no_task"
         if not self._experience.buffer.admits(1 if self._together else self._p.group_size):
             return "buffer_full"
@@ -84,10 +81,10 @@ class Rollouts:
         p.open_groups += 1
         p.open_trajectories += p.group_size
         self._experience.buffer.reserve(1 if self._together else p.group_size)
-        if self._open_arrivals:
+        retry = self._experience.retry_tasks
+        if self._open_arrivals and not retry:
             self._populate(group, self._arrived.popleft())
             return
-        retry = self._experience.retry_tasks
         task = retry.popleft() if retry else self.admission.next_task()
         ctx.out.append(do.DrawTask(group.id, self.admission.why, task))
 
@@ -95,7 +92,10 @@ class Rollouts:
         if event.group < 0:
             self._arrived.append(event)
         else:
-            self._populate(self._ctx.groups[event.group], event)
+            group = self._ctx.groups.get(event.group)
+            if group is None:
+                raise ProtocolError(f"TaskArrived for group {event.group}, which asked for no task")
+            self._populate(group, event)
         self.pump()
 
     def tasks_exhausted(self, event: said.TasksExhausted) -> None:
@@ -119,6 +119,8 @@ class Rollouts:
         group.block_tokens = task.block_tokens or max(task.prompt_tokens, 1)
         members = task.members or p.group_size
         p.open_trajectories += members - p.group_size
+        if not self._together:
+            self._experience.buffer.reserve(members - p.group_size)
         for member in range(members):
             t = Trajectory(self._next_trajectory, group, member, now, p.submitted_trajectories)
             self._next_trajectory += 1
@@ -193,6 +195,8 @@ class Rollouts:
 
     def turn_finished(self, event: said.TurnFinished) -> Engine:
         """Returns the engine that the turn left (an update may wait for it to run empty)."""
+        if self._from_beyond(event.trajectory, event.engine):
+            return self._ctx.engines[event.engine]
         t = self._ctx.trajectories.get(event.trajectory)
         if t is None or t.turn != event.turn:
             raise ProtocolError(f"TurnFinished for trajectory {event.trajectory} turn {event.turn}, which is not in flight")
@@ -210,7 +214,7 @@ class Rollouts:
             t.advance("turn_continues")
             self._ctx.out.append(do.RunTool(t.id, t.turn))
             t.turn += 1
-            t.attempt = 0
+            t.attempt = t.losses = 0
         else:
             t.aborting = ""
             self._generated(t)
@@ -218,18 +222,21 @@ class Rollouts:
         return engine
 
     def _read_versions(self, t: Trajectory, event: said.TurnFinished) -> None:
-        """Invariants 4, 5 and 6 of the design, and the version history."""
-        at = 0
+        """Invariants 4, 5 and 6 of the design, and the version history.
+
+        Versions rise within a turn. The next turn may be older: an engine of a later wave still serves the old version.
+        """
+        at, latest = 0, -1
         oldest, newest, history = t.oldest_version, t.newest_version, t.token_versions
         for version, start, end in event.spans:
-            if start != at or end < start or version < newest:
+            if start != at or end < start or version < latest:
                 raise ProtocolError(
                     f"spans of trajectory {t.id} turn {event.turn} do not partition its output: {event.spans}"
                 )
             at = end
             if oldest < 0 or version < oldest:
                 oldest = version
-            newest = version
+            newest, latest = max(newest, version), version
             if history and history[-1][0] == version:
                 history[-1] = (version, history[-1][1] + end - start)
             else:
@@ -258,7 +265,14 @@ class Rollouts:
         if group.generated == len(group.members) and self.admission.early_stop(self._p):
             self._stop_round()
 
+    def _from_beyond(self, trajectory: int, engine: int) -> bool:
+        """Whether an engine that was given up answers after all: its turns were sent elsewhere."""
+        e = self._ctx.engines[engine]
+        return e.state == "lost" and trajectory not in e.in_flight
+
     def turn_failed(self, event: said.TurnFailed) -> Engine:
+        if self._from_beyond(event.trajectory, event.engine):
+            return self._ctx.engines[event.engine]
         t = self._ctx.trajectories.get(event.trajectory)
         if t is None or t.turn != event.turn:
             raise ProtocolError(f"TurnFailed for trajectory {event.trajectory} turn {event.turn}, which is not in flight")
@@ -276,7 +290,8 @@ class Rollouts:
         """Same request id. `counts`: the loss was nobody's decision, so it uses up an attempt."""
         t.aborting = ""
         t.attempt += 1
-        if counts and t.attempt >= MAX_ATTEMPTS:
+        t.losses += counts
+        if t.losses >= MAX_ATTEMPTS:
             self._end(t, "fail", "failed", "turn_lost")
             return
         t.advance("turn_lost")

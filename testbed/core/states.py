@@ -62,7 +62,8 @@ ENGINE: Table = {
     "serving": {"begin": "draining", "lose": "lost", "leave": "away"},
     # takes no new turns; those in flight end first (`finish`), or the pause is on its way
     "draining": {"pause": "pausing", "cancel": "serving", "lose": "lost"},
-    "pausing": {"paused": "paused", "lose": "lost"},
+    # a pause that failed leaves the engine as it was; resuming it makes sure
+    "pausing": {"paused": "paused", "restore": "resuming", "lose": "lost"},
     "paused": {"copy": "copying", "restore": "resuming", "lose": "lost"},
     "copying": {"copied": "copied", "restore": "resuming", "copy": "copying", "lose": "lost"},
     # copied is not ready: the conversion is still to come
@@ -73,7 +74,8 @@ ENGINE: Table = {
     "resuming": {"resumed": "serving", "lose": "lost"},
     # its GPUs train at the moment
     "away": {"return": "serving", "lose": "lost"},
-    "lost": {"join": "serving"},
+    # it comes back, to its pool's phase
+    "lost": {"join": "serving", "join_away": "away"},
 }
 
 POOL: Table = {

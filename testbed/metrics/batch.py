@@ -20,6 +20,8 @@ from testbed.metrics.summary import StalenessReading, TrajectoryTime
 from testbed.metrics.trajectory import Lives
 from testbed.scenario.experience import Measure
 
+LOST_TURN = "lost_turn"
+"""Reason of dropped tokens whose model call was lost or aborted and sent again, in a trajectory that was trained."""
 MEASURE_NAMES: tuple[Measure, ...] = get_args(Measure)
 
 
@@ -75,6 +77,7 @@ class BatchFold:
     def _sum_times(self, new: list[Experience], lives: Lives) -> None:
         self.time = time = TrajectoryTime()
         self.capped = 0
+        self.lost_tokens = 0
         time.total = sum([e.dequeued_t - e.submitted_t for e in new])
         time.waits_for_signals = sum([e.ready_t - e.generated_t for e in new])
         time.waits_for_group = sum([e.group_ready_t - e.ready_t for e in new])
@@ -89,6 +92,7 @@ class BatchFold:
                 time.tool += life.tool
                 time.paused += life.paused
                 self.capped += life.capped
+                self.lost_tokens += life.lost_tokens
         time.queue -= time.environment + time.prefill + time.decode + time.tool + time.paused
 
     def staleness(self, measure: Measure, sizes: Sizes) -> tuple[float, int]:
@@ -106,6 +110,7 @@ class BatchTotals:
         self.trained_tokens = 0
         self.trained_once_tokens = 0
         self.masked_tokens = 0
+        self.lost_tokens = 0
         self.corrected = 0
         self.capped = 0
         self.trajectories = 0
@@ -120,6 +125,7 @@ class BatchTotals:
         self.trained_tokens += b.trained_tokens
         self.trained_once_tokens += b.trained_once_tokens
         self.masked_tokens += b.masked_tokens
+        self.lost_tokens += b.lost_tokens
         self.corrected += b.corrected
         self.capped += b.capped
         self.trajectories += b.trajectories

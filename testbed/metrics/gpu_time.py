@@ -1,19 +1,13 @@
-"""GPU time by cause, as a partition: every GPU is in exactly one state at any time, so the causes sum to wall time x
-GPUs.
+"""GPU time by cause: which state each engine and the training pool are in, from events, actions and notes.
 
-A pool is a lane. The engines of a pool that generates each have their own state; a pool that trains or switches phase
-has one for all its GPUs. `held[state]` counts GPUs; when a state changes, the two states concerned are settled: O(1) an
-event. Idle engines share one pseudo-state whose cause is global, because it changes rarely and for all of them at once.
-
-It refuses to know tokens, trajectories and steps. Two costs inside `generate` (work done twice, work thrown away) are
-not states; `split_generate` moves them out afterwards, keeping the sum.
+Engines of a pool that generates each have their own state; a pool that trains or switches phase has one for all its
+GPUs. `lanes` does the reckoning. It refuses to know tokens, trajectories and steps. Two costs inside `generate` (work
+done twice, work thrown away) are not states: `lanes.split_generate` moves them out afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from math import ceil
-from typing import Any
 
 from testbed.core.actions import (
     ComputeSignals,
@@ -42,129 +36,27 @@ from testbed.core.events import (
     TurnFinished,
     WeightUpdateFailed,
 )
-from testbed.metrics.summary import CAUSES
-from testbed.scenario.layout import Layout, PoolSpec
+from testbed.metrics.fold import Handlers
+from testbed.metrics.lanes import (
+    GENERATE,
+    IDLE,
+    IDLE_BUFFER_FULL,
+    IDLE_DATA,
+    IDLE_LONGEST,
+    IDLE_NO_WORK,
+    IDLE_TRAINER,
+    NONE,
+    PHASE_SWITCH,
+    SIGNALS,
+    TAIL,
+    TRAIN,
+    WEIGHT_UPDATE,
+    EngineTime,
+    Lane,
+    tail_slots,
+)
+from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
-
-Handlers = Mapping[type, Callable[[float, Any], None]]
-"""Type of an event or action -> what a fold does with it, given the time."""
-
-(
-    _GENERATE,
-    _TAIL,
-    _TRAIN,
-    _SIGNALS,
-    _UPDATE,
-    _SWITCH,
-    _RECOMPUTE,
-    _DROPPED,
-    _LONGEST,
-    _TRAINER,
-    _DATA,
-    _FULL,
-    _NO_WORK,
-) = range(len(CAUSES))
-_IDLE = len(CAUSES)
-"""Pseudo-state of an engine that is idle for the current global cause."""
-_NONE = -1
-"""An engine whose pool does not generate, a pool whose engines have states of their own."""
-
-
-def tail_slots(scenario: Scenario, layout: Layout) -> int:
-    """Turns that fill an engine: its slots, or its even part of a batch where that is less."""
-    a_part = ceil(scenario.algorithm.trajectories_per_batch / max(1, len(layout.engines)))
-    return min(scenario.rollout.engine.max_running_requests, a_part)
-
-
-def split_generate(seconds: dict[str, float], recompute_s: float, dropped_share: float) -> float:
-    """Move GPU-seconds of recomputed prompts and of dropped tokens out of `generate`, in place; the sum stays.
-
-    `recompute_s` is taken from `generate`, then from `generate_tail`; what neither can give is returned.
-    `generate_dropped` is `dropped_share` (dropped over generated tokens) of what is left in `generate`: a tail is slow
-    for other reasons.
-    """
-    left = recompute_s
-    for cause in ("generate", "generate_tail"):
-        moved = min(left, seconds[cause])
-        seconds[cause] -= moved
-        seconds["recompute_kv"] += moved
-        left -= moved
-    dropped = seconds["generate"] * min(1.0, dropped_share)
-    seconds["generate"] -= dropped
-    seconds["generate_dropped"] += dropped
-    return left
-
-
-class Lane:
-    """The GPUs of one pool, and how many of them are in which state since when."""
-
-    __slots__ = (
-        "engines",
-        "gpus",
-        "held",
-        "last",
-        "name",
-        "phase",
-        "recompute",
-        "seconds",
-        "shared",
-        "state",
-        "trains",
-    )
-
-    def __init__(self, pool: PoolSpec) -> None:
-        self.name = pool.name
-        self.gpus = pool.gpus
-        self.shared = pool.shared
-        self.trains = pool.trains
-        self.phase = ""
-        self.state = _NONE
-        self.engines: list[EngineTime] = []
-        self.held = [0] * (_IDLE + 1)
-        self.last = [0.0] * (_IDLE + 1)
-        self.seconds = [0.0] * (_IDLE + 1)
-        self.recompute = 0.0
-        """GPU-seconds of prompt tokens computed again, as engines reported them."""
-
-    @property
-    def kind(self) -> str:
-        return "shared" if self.shared else "trainer" if self.trains else "engines"
-
-    def shift(self, old: int, new: int, gpus: int, t: float) -> None:
-        """`gpus` of the lane change from one state to another."""
-        seconds, held, last = self.seconds, self.held, self.last
-        seconds[old] += held[old] * (t - last[old])
-        seconds[new] += held[new] * (t - last[new])
-        last[old] = last[new] = t
-        held[old] -= gpus
-        held[new] += gpus
-
-    def settle(self, t: float, idle_cause: int) -> None:
-        """Bring all states up to `t`; what was idle goes to its cause."""
-        for state in range(_IDLE + 1):
-            self.seconds[state] += self.held[state] * (t - self.last[state])
-            self.last[state] = t
-        self.settle_idle(t, idle_cause)
-
-    def settle_idle(self, t: float, idle_cause: int) -> None:
-        self.seconds[idle_cause] += self.seconds[_IDLE] + self.held[_IDLE] * (t - self.last[_IDLE])
-        self.seconds[_IDLE] = 0.0
-        self.last[_IDLE] = t
-
-
-class EngineTime:
-    """One engine: what decides its state."""
-
-    __slots__ = ("gpus", "in_flight", "lane", "lost", "paused", "recompute_s", "state")
-
-    def __init__(self, lane: Lane, gpus: int) -> None:
-        self.lane = lane
-        self.gpus = gpus
-        self.in_flight = 0
-        self.paused = False
-        self.lost = False
-        self.state = _NONE
-        self.recompute_s = 0.0
 
 
 class GpuTime:
@@ -190,7 +82,7 @@ class GpuTime:
         self._outside: set[int] = set()
         """Trajectories in a tool, or waiting for their environment."""
         self._admission = "open"
-        self._cause = _TRAINER
+        self._cause = IDLE_TRAINER
         self._generating = 0
         self._overlap_from = 0.0
         self.overlap_s = 0.0
@@ -374,19 +266,19 @@ class GpuTime:
 
     def _engine_state(self, engine: EngineTime) -> int:
         if engine.lost:
-            return _NO_WORK
+            return IDLE_NO_WORK
         if engine.paused:
-            return _UPDATE
+            return WEIGHT_UPDATE
         if engine.in_flight:
-            return _GENERATE if engine.in_flight >= self._tail_at else _TAIL
-        return _UPDATE if engine.lane.shared and self._publishing else _IDLE
+            return GENERATE if engine.in_flight >= self._tail_at else TAIL
+        return WEIGHT_UPDATE if engine.lane.shared and self._publishing else IDLE
 
     def _trainer_state(self) -> int:
         if self._updates:
-            return _TRAIN
+            return TRAIN
         if self._owed:
-            return _SIGNALS
-        return _UPDATE if self._publishing else _DATA
+            return SIGNALS
+        return WEIGHT_UPDATE if self._publishing else IDLE_DATA
 
     def _place(self, engine: EngineTime, t: float) -> None:
         """Put an engine into the state that follows from its flags; a pool that does not generate has its own."""
@@ -397,7 +289,7 @@ class GpuTime:
             return
         engine.lane.shift(old, new, engine.gpus, t)
         engine.state = new
-        change = (new <= _TAIL) - (old <= _TAIL)
+        change = (new <= TAIL) - (old <= TAIL)
         if change:
             self._settle_overlap(t)
             self._generating += change
@@ -416,32 +308,32 @@ class GpuTime:
         """The whole pool changes phase: `generate`, `train` or `switch` (on its way to either)."""
         self._settle_overlap(t)
         lane.settle(t, self._cause)
-        lane.held = [0] * (_IDLE + 1)
-        self._generating -= sum(0 <= e.state <= _TAIL for e in lane.engines)
+        lane.held = [0] * (IDLE + 1)
+        self._generating -= sum(0 <= e.state <= TAIL for e in lane.engines)
         lane.phase = phase
-        lane.state = _NONE
+        lane.state = NONE
         for engine in lane.engines:
-            engine.state = self._engine_state(engine) if phase == "generate" else _NONE
+            engine.state = self._engine_state(engine) if phase == "generate" else NONE
         if phase == "generate":
             for engine in lane.engines:
                 lane.held[engine.state] += engine.gpus
-            lane.held[_NO_WORK] += lane.gpus - sum(lane.held)
-            self._generating += sum(0 <= e.state <= _TAIL for e in lane.engines)
+            lane.held[IDLE_NO_WORK] += lane.gpus - sum(lane.held)
+            self._generating += sum(0 <= e.state <= TAIL for e in lane.engines)
         else:
-            lane.state = self._trainer_state() if phase == "train" else _SWITCH
+            lane.state = self._trainer_state() if phase == "train" else PHASE_SWITCH
             lane.held[lane.state] = lane.gpus
         self._recheck_cause(t)
 
     def _recheck_cause(self, t: float) -> None:
         """Why idle engines are idle now."""
         if self._admission == "buffer_full":
-            cause = _FULL
+            cause = IDLE_BUFFER_FULL
         elif self._admission == "no_task":
-            cause = _TRAINER if not self._in_flight and self._trainer_works else _NO_WORK
+            cause = IDLE_TRAINER if not self._in_flight and self._trainer_works else IDLE_NO_WORK
         elif self._in_flight:
-            cause = _LONGEST
+            cause = IDLE_LONGEST
         else:
-            cause = _NO_WORK if self._outside else _TRAINER
+            cause = IDLE_NO_WORK if self._outside else IDLE_TRAINER
         if cause != self._cause:
             for lane in self.lanes:
                 lane.settle_idle(t, self._cause)
@@ -456,6 +348,6 @@ class GpuTime:
         self._overlap_from = t
         if self._generating:
             self.generation_s += self._generating * dt
-            if self._trainer.state == _TRAIN:
+            if self._trainer.state == TRAIN:
                 self.overlap_s += dt
                 self.hidden_generation_s += self._generating * dt

@@ -9,7 +9,7 @@ backends and files.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -17,8 +17,10 @@ from msgspec.structs import replace
 
 from testbed.core.actions import Action, Train
 from testbed.core.events import Event, TrainStepFinished
-from testbed.metrics.batch import BatchFold, BatchTotals
-from testbed.metrics.gpu_time import GpuTime, split_generate
+from testbed.metrics.batch import LOST_TURN, BatchFold, BatchTotals
+from testbed.metrics.fold import Handler, Handlers
+from testbed.metrics.gpu_time import GpuTime
+from testbed.metrics.lanes import split_generate
 from testbed.metrics.sketch import Sketch
 from testbed.metrics.staleness import sizes_of
 from testbed.metrics.summary import (
@@ -37,8 +39,6 @@ from testbed.metrics.updates import Updates, mean_update
 from testbed.metrics.waits import Waits
 from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
-
-Handler = Callable[[float, Any], None]
 
 _SECONDS = ("overlap", "generation", "hidden_generation", "producer_blocked", "empty", "not_ready", "too_few_ready")
 
@@ -105,7 +105,7 @@ class RunMetrics:
         self._recompute_left = [0.0] * len(self._gpu.lanes)
         """GPU-seconds of recomputation that a step's generation could not hold: reported late."""
         self._handlers = _merge(
-            # `Tokens` ends a trajectory's `Life`: whoever reads it at the same action comes before
+            # a step is closed with what was before its last update; `Tokens` ends the `Life` that `_train` reads
             {Train: self._train, TrainStepFinished: self._train_step},
             self._gpu.handlers,
             self._lives.handlers,
@@ -267,10 +267,13 @@ class RunMetrics:
         return records
 
     def _waste(self) -> Waste:
+        dropped = dict(self._counts.dropped_tokens)
+        if self._batches.lost_tokens:
+            dropped[LOST_TURN] = self._batches.lost_tokens
         return Waste(
             generated_tokens=self._counts.generated,
             trained_tokens=self._batches.trained_once_tokens,
-            dropped_tokens=dict(self._counts.dropped_tokens),
+            dropped_tokens=dropped,
             masked_tokens=self._batches.masked_tokens,
             corrected_trajectories=self._batches.corrected,
             trained_trajectories=self._batches.trajectories,
@@ -292,9 +295,7 @@ class RunMetrics:
         return KvReuse(c.prompt, c.cached, c.recomputed, c.retractions, age)
 
 
-def _merge(
-    *tables: Mapping[type, Callable[[float, Any], None]],
-) -> dict[type, tuple[Callable[[float, Any], None], ...]]:
+def _merge(*tables: Handlers) -> dict[type, tuple[Handler, ...]]:
     """One table: type -> what every fold does with it, in the order of the folds."""
     kinds = {kind for table in tables for kind in table}
     return {kind: tuple(table[kind] for table in tables if kind in table) for kind in kinds}

@@ -9,13 +9,10 @@ from collections import Counter
 
 from testbed.core.actions import Retire
 from testbed.core.events import EngineJoined, EngineResumed, TurnFailed, TurnFinished
-from testbed.metrics.gpu_time import Handlers
+from testbed.metrics.fold import Handlers
 from testbed.metrics.sketch import Sketch
 from testbed.metrics.trajectory import Lives
 from testbed.scenario.layout import Layout
-
-LOST_TURN = "lost_turn"
-"""Reason of tokens whose model call was lost or aborted and sent again, in a trajectory that was trained in the end."""
 
 
 class TokenCounts:
@@ -96,12 +93,8 @@ class Tokens:
         reason = a.reason or a.outcome
         for trajectory in a.trajectories:
             life = self._lives.pop(trajectory)
-            if life is None:
-                continue
-            if not trained:
+            if life is not None and not trained:
                 self._now.dropped_tokens[reason] += life.tokens + life.lost_tokens
-            elif life.lost_tokens:
-                self._now.dropped_tokens[LOST_TURN] += life.lost_tokens
         if not trained:
             self._now.dropped_trajectories[reason] += len(a.trajectories)
 

@@ -20,7 +20,7 @@ from testbed.core.events import (
     TurnFailed,
     TurnFinished,
 )
-from testbed.metrics.gpu_time import Handlers
+from testbed.metrics.fold import Handlers
 from testbed.scenario.layout import Layout
 
 _PAUSES_KEPT = 64

@@ -23,7 +23,7 @@ from testbed.core.events import (
     WeightsPrepared,
     WeightUpdateFailed,
 )
-from testbed.metrics.gpu_time import Handlers
+from testbed.metrics.fold import Handlers
 from testbed.metrics.summary import WeightUpdate
 
 PARTS = ("prepare_s", "drain_s", "copy_s", "requantize_s", "barrier_s", "pause_s", "total_s")

@@ -6,7 +6,7 @@ Seconds in each (subject, state) since the start; a subject is in the state of i
 from __future__ import annotations
 
 from testbed.core.actions import Note
-from testbed.metrics.gpu_time import Handlers
+from testbed.metrics.fold import Handlers
 
 
 class Waits:

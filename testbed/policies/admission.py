@@ -103,7 +103,8 @@ class Rounds(Bounded):
     """Synchronous rounds with early stop (RollPacker).
 
     Short round: start ceil(ratio B) groups, stop at B generated, collect the tasks of the rest. Long round: once B tasks are
-    collected, run exactly those to the end. Each round belongs to one batch.
+    collected, run exactly those to the end. Each round belongs to one batch. A group that is lost (failed, filtered) is replaced,
+    after the stop by exactly one.
     """
 
     def __init__(self, config: OverSampling) -> None:
@@ -111,30 +112,40 @@ class Rounds(Bounded):
         self._ratio = config.over_sampling_ratio
         self._keep = config.long_rounds
         self._collected: deque[int] = deque()
+        self._again: int = 0
         self._round = -1
         self._long = False
-        self._started = 0
-        self._generated_before = 0
+        self._stopped = False
+        self._before = 0
 
     def blocked_by(self, p: Progress) -> str:
         size = p.groups_per_batch
         if p.batches_trained > self._round and p.publications >= p.batches_trained // p.interval:
             self._round = p.batches_trained
-            self._started = 0
-            self._generated_before = p.generated
+            self._before = p.submitted - p.dropped
+            self._stopped = False
             self._long = self._keep and len(self._collected) >= size
+            self._again = size if self._long else 0
             self.why = "over_sampling:long" if self._long else "over_sampling:short"
-        wanted = size if self._long else ceil(self._ratio * size)
-        if self._round < p.batches_trained or self._started >= wanted:
+        if self._round < p.batches_trained:
             return self._blocked
-        return "" if p.generated - self._generated_before < size else self._blocked
+        wanted = size if self._long or self._stopped else ceil(self._ratio * size)
+        return "" if self._alive(p) < wanted else self._blocked
+
+    def _alive(self, p: Progress) -> int:
+        """Groups of this round that are being generated, or are generated and not lost."""
+        return p.submitted - p.dropped - self._before
 
     def next_task(self) -> int:
-        self._started += 1
-        return self._collected.popleft() if self._long else -1
+        if not self._again:
+            return -1
+        self._again -= 1
+        return self._collected.popleft()
 
     def early_stop(self, p: Progress) -> bool:
-        return not self._long and p.generated - self._generated_before >= p.groups_per_batch
+        stop = not self._long and self._alive(p) - p.open_groups >= p.groups_per_batch
+        self._stopped |= stop
+        return stop
 
     def abandoned(self, task: int) -> None:
         if self._keep:

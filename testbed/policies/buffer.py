@@ -8,7 +8,7 @@ policy; it knows no versions, no time and no trainer.
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import floor
 from typing import Protocol
 
@@ -28,13 +28,13 @@ class Buffer(Protocol):
         """Whether a group of this many lots may be dispatched now, as far as the buffer is concerned."""
 
     def reserve(self, lots: int) -> None:
-        """A group of this many lots was dispatched."""
+        """A group of this many lots was dispatched (or has that many more than expected)."""
 
     def release(self, lots: int) -> None:
         """Lots that were reserved ended before they became ready."""
 
-    def ready(self, lot: Lot) -> tuple[bool, Lot | None]:
-        """A lot became ready. (stored, evicted): stored is False while the buffer is full and the lot waits outside."""
+    def ready(self, lot: Lot) -> tuple[Lot | None, Lot | None]:
+        """A lot became ready. (waits, evicted): if the buffer is full, the lot that waits outside or the one that made room."""
 
     def take(self) -> Lot:
         """The first ready lot by the selection order, removed. Raises IndexError if none is ready."""
@@ -94,23 +94,27 @@ class ReadyBuffer(_Ready):
     def release(self, lots: int) -> None:
         return
 
-    def ready(self, lot: Lot) -> tuple[bool, Lot | None]:
+    def ready(self, lot: Lot) -> tuple[Lot | None, Lot | None]:
         if len(self._heap) < self.capacity:
             self._push(lot)
-            return True, None
+            return None, None
         if self._drop_oldest:
-            entry = min(self._heap, key=lambda e: e[1])
-            self._heap.remove(entry)
-            self._rebuild()
-            self._push(lot)
-            return True, entry[2]
-        self._outside.append(lot)
-        return False, None
+            evicted = self._replace(min(self._heap, key=lambda e: e[1]), lot)
+            return None, evicted
+        waits = lot
+        if self._order.in_turn:
+            last = max(self._heap)
+            if self._order.key(lot) < last[0]:
+                waits = self._replace(last, lot)
+        self._outside.append(waits)
+        return waits, None
 
-    def _rebuild(self) -> None:
-        entries, self._heap = self._heap, []
-        for e in entries:
-            heappush(self._heap, e)
+    def _replace(self, entry: tuple[tuple[int, int], int, Lot], lot: Lot) -> Lot:
+        """`lot` takes the place of the entry, whose lot is returned."""
+        self._heap.remove(entry)
+        heapify(self._heap)
+        self._push(lot)
+        return entry[2]
 
     def taken(self) -> list[Lot]:
         stored = []
@@ -148,9 +152,9 @@ class SlotBuffer(_Ready):
     def release(self, lots: int) -> None:
         self._reserved -= lots
 
-    def ready(self, lot: Lot) -> tuple[bool, Lot | None]:
+    def ready(self, lot: Lot) -> tuple[Lot | None, Lot | None]:
         self._push(lot)
-        return True, None
+        return None, None
 
     def take(self) -> Lot:
         lot = super().take()

@@ -23,6 +23,8 @@ class Order(Protocol):
     """`why` names the rule in the journal."""
 
     why: str
+    in_turn: bool
+    """Whether a lot waits for those before it in the order, ready or not."""
 
     def key(self, lot: Lot) -> tuple[int, int]:
         """Smaller is taken first. Fixed once the lot is ready."""
@@ -35,6 +37,7 @@ class ByReadiness:
     """fifo: in the order of becoming ready."""
 
     why = "fifo"
+    in_turn = False
 
     def key(self, lot: Lot) -> tuple[int, int]:
         return (lot.sequence, 0)
@@ -64,9 +67,14 @@ class Freshest(ByReadiness):
 
 
 class Oldest(ByReadiness):
-    """In the order of submission: sample N <= (i + eta + 1) B then lies in batch <= i + eta + 1, so staleness <= eta (AReaL)."""
+    """In the order of submission, and strictly: a batch waits for the oldest that is not ready.
+
+    Sample N <= (i + eta + 1) B then lies in batch <= i + eta + 1, so staleness <= eta (AReaL). If later samples could overtake
+    a slow one, it would age without bound.
+    """
 
     why = "oldest_first"
+    in_turn = True
 
     def key(self, lot: Lot) -> tuple[int, int]:
         return (lot.submitted_index, lot.sequence)

@@ -21,6 +21,8 @@ class Fault:
     """A key, a value or a combination that works."""
     where: str = ""
     """`FILE:LINE`, or `--set KEY=VALUE`; empty until the reader fills it in."""
+    see: str = ""
+    """A related key, whose place is shown if `key` was left to its default."""
 
     def at(self, where: str) -> Fault:
         """The same fault with its place, unless it has one."""

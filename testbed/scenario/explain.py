@@ -58,6 +58,13 @@ WHY_NEEDED: dict[str, str] = {
 }
 
 
+HINTS: dict[str, str] = {
+    "`sigma` and `capped_share`": "sigma: 1.0",
+    "`arrival_rate_per_s`": "arrivals: poisson with arrival_rate_per_s: 4.0, or arrivals: closed without it",
+    "`chunked_prefill_size`": "chunked_prefill_size: -1",
+}
+"""Part of a message of a section's own check -> what to write instead."""
+
 NO_NUMBERS = ("inf", "infinity", "nan")
 """Text that pydantic would read as a float."""
 
@@ -205,7 +212,8 @@ def _fault(err: Any, source: Source, root: type[Section]) -> Fault:
         what = "the section is empty" if value is None else f"expected a section with keys, got {shown(value)}"
         return Fault(key, what, "leave the line out to take the defaults" if value is None else "", where)
     if kind == "value_error":
-        return Fault(key, str(err["ctx"]["error"]), "", where)
+        said = str(err["ctx"]["error"])
+        return Fault(key, said, next((near for part, near in HINTS.items() if part in said), ""), where)
     if field is None:
         return Fault(key, f"{err['msg']}, got {shown(err['input'])}", "", where)
     if kind == "literal_error":

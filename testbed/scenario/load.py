@@ -69,7 +69,7 @@ def _load(read: Source, path: Path, overrides: Sequence[str], simulated: bool) -
     written = with_overrides(read, overrides, Scenario)
     scenario = build(written, Scenario)
     base_dir = path.parent
-    faults = [fault.at(place_of(written, fault.key)) for fault in rules.check(scenario, base_dir, simulated=simulated)]
+    faults = [fault.at(place_of(written, fault)) for fault in rules.check(scenario, base_dir, simulated=simulated)]
     if faults:
         raise ScenarioError(in_order(faults))
     lines = {
@@ -105,9 +105,10 @@ def build(written: Source, model: type[S]) -> S:
     return built
 
 
-def place_of(written: Source, key: str) -> str:
-    """Where a dotted key is written, or the section that should have it."""
-    return written.place(tuple(key.split(".")))
+def place_of(written: Source, fault: Fault) -> str:
+    """Where a fault's key is written, else the key to see, else the section that should have it."""
+    key, see = tuple(fault.key.split(".")), tuple(fault.see.split("."))
+    return written.place(see if key not in written.where and see in written.where else key)
 
 
 def in_order(faults: Iterable[Fault]) -> list[Fault]:

@@ -36,7 +36,7 @@ Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
 )
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -201,12 +201,15 @@ def parse(text: str, file: str) -> Source:
         loader = Loader(text)
         node = loader.get_single_node()
     except yaml.reader.ReaderError as err:
+        code = err.character if isinstance(err.character, int) else ord(err.character)
         line = text[: err.position].count("\n") + 1
         raise ScenarioError(
-            Fault("", f"character U+{ord(str(err.character)):04X} is not allowed", where=f"{file}:{line}")
+            Fault("", f"character U+{code:04X} is not allowed", where=f"{file}:{line}")
         ) from None
     except yaml.MarkedYAMLError as err:
         raise ScenarioError(_yaml_fault(err, text, file)) from None
+    except RecursionError:
+        raise ScenarioError(Fault("", "nested too deeply to be read", where=f"{file}:1")) from None
     if node is None:
         raise ScenarioError(Fault("", "the file is empty", where=f"{file}:1"))
     if not isinstance(node, yaml.MappingNode):
@@ -326,6 +329,8 @@ def _yaml_fault(err: yaml.MarkedYAMLError, text: str, file: str) -> Fault:
     if "\t" in here[: len(here) - len(here.lstrip())]:
         return Fault("", "a tab indents this line; YAML wants spaces", where=f"{file}:{line + 1}")
     context = f" {err.context}" if err.context else ""
+    if err.context_mark is not None and err.context_mark.line != line:
+        context += f" that begins in line {err.context_mark.line + 1}"
     return Fault("", f"broken YAML{context}: {err.problem or 'cannot be read'}", where=f"{file}:{line + 1}")
 
 

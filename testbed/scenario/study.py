@@ -277,7 +277,7 @@ def _variant(plan: _Plan, base: Source, base_dir: Path, overrides: Sequence[str]
         written = written.set(change.path, change.value, change.where, Scenario)
     written = with_overrides(written, overrides, Scenario)
     scenario = build(written, Scenario)
-    faults = [f.at(place_of(written, f.key)) for f in rules.check(scenario, base_dir, simulated=simulated)]
+    faults = [f.at(place_of(written, f)) for f in rules.check(scenario, base_dir, simulated=simulated)]
     if faults:
         raise ScenarioError(faults)
     changes = {source.dotted(p): v for c in plan.changes for p, v in _leaves(c.path, c.value)}

@@ -18,8 +18,8 @@ Records = Sequence[tuple[said.Event, Sequence[do.Action]]]
 def experience(**changes: Any) -> Experience:
     """One trajectory of 100 tokens, dispatched, generated and taken at once on version 0."""
     fields: dict[str, Any] = {
-        "trajectory": 0, "group": 0, "task": 0, "turns": 1, "prompt_tokens": 10, "output_tokens": 100, "masked_tokens": 0,
-        "observation_tokens": 0, "reward": 1.0, "dispatch_version": 0, "oldest_version": 0, "newest_version": 0,
+        "trajectory": 0, "group": 0, "task": 0, "turns": 1, "prompt_tokens": 10, "output_tokens": 100, "masked_tokens":
+        0, "observation_tokens": 0, "reward": 1.0, "dispatch_version": 0, "oldest_version": 0, "newest_version": 0,
         "completion_deployed": 0, "dequeue_deployed": 0, "trainer_version": 0, "dispatch_trainer_version": 0,
         "submitted_index": 0, "trained_before": 0, "submitted_t": 0.0, "dispatched_t": 0.0, "first_token_t": 0.0,
         "generated_t": 0.0, "ready_t": 0.0, "group_ready_t": 0.0, "dequeued_t": 0.0, "use": 0, "corrected": False,

@@ -24,7 +24,9 @@ def test_every_measure_that_a_scenario_may_name_has_a_formula() -> None:
 
 
 def test_as_04_three_optimizer_steps_and_one_sync_raise_the_deployed_version_by_one() -> None:
-    e = experience(dispatch_version=7, oldest_version=7, dequeue_deployed=8, dispatch_trainer_version=21, trainer_version=24)
+    e = experience(
+        dispatch_version=7, oldest_version=7, dequeue_deployed=8, dispatch_trainer_version=21, trainer_version=24
+    )
     sizes = Sizes(trajectories_per_batch=12, updates_per_batch=3)
     assert at_dequeue(e, "oldest_token", sizes) == 1
     assert at_dequeue(e, "trainer_steps", sizes) == 3
@@ -33,7 +35,13 @@ def test_as_04_three_optimizer_steps_and_one_sync_raise_the_deployed_version_by_
 
 @pytest.mark.parametrize("k", [1, 2, 8])
 def test_as_05_staleness_does_not_depend_on_optimizer_steps_per_sync(k: int) -> None:
-    e = experience(oldest_version=4, completion_deployed=5, dequeue_deployed=6, dispatch_trainer_version=4 * k, trainer_version=6 * k)
+    e = experience(
+        oldest_version=4,
+        completion_deployed=5,
+        dequeue_deployed=6,
+        dispatch_trainer_version=4 * k,
+        trainer_version=6 * k,
+    )
     sizes = Sizes(trajectories_per_batch=8, updates_per_batch=k)
     assert at_completion(e, "oldest_token", 5 * k, sizes) == 1
     assert at_dequeue(e, "oldest_token", sizes) == 2
@@ -69,20 +77,25 @@ def test_dispatch_counts_time_in_the_queue_where_oldest_token_does_not() -> None
 
 
 def test_create_step_counts_from_the_batch_that_was_in_training_at_dispatch() -> None:
-    """ROLL: current step - step at which the prompt began. 4 updates a batch; dispatched in batch 2, used by batch 4."""
+    """ROLL: current step - step at which the prompt began. 4 updates a batch; dispatched in batch 2, used by batch
+    4."""
     sizes = Sizes(updates_per_batch=4)
     for updates_done in (8, 9, 11):
         e = experience(dispatch_trainer_version=updates_done, trainer_version=16)
         assert at_dequeue(e, "create_step", sizes) == 2
 
 
-@pytest.mark.parametrize(("index", "version", "needed"), [(0, 0, 0), (7, 0, 0), (8, 0, 1), (15, 0, 1), (16, 0, 2), (16, 1, 1), (16, 5, 0)])
+@pytest.mark.parametrize(
+    ("index", "version", "needed"), [(0, 0, 0), (7, 0, 0), (8, 0, 1), (15, 0, 1), (16, 0, 2), (16, 1, 1), (16, 5, 0)]
+)
 def test_as_13_admission_count_is_the_smallest_eta_that_admits(index: int, version: int, needed: int) -> None:
     """AReaL: N_submitted <= (version + eta + 1) B, with N counting this trajectory; here B = 8."""
     n_submitted = index + 1
     assert n_submitted <= (version + needed + 1) * 8
     assert needed == 0 or n_submitted > (version + needed) * 8
-    e = experience(submitted_index=index, dispatch_version=version, completion_deployed=version, dequeue_deployed=version + 9)
+    e = experience(
+        submitted_index=index, dispatch_version=version, completion_deployed=version, dequeue_deployed=version + 9
+    )
     sizes = Sizes(trajectories_per_batch=8)
     assert at_completion(e, "admission_count", 0, sizes) == at_dequeue(e, "admission_count", sizes) == needed
 

@@ -59,6 +59,12 @@ class Scripted:
         self._paused: dict[int, str] = {}
         self._copies: dict[int, set[int]] = {}
         self.tokens = 50
+        self.fails: Callable[[do.Action], bool] = lambda action: False
+        """Whether this step of a weight update ends in `WeightUpdateFailed` instead of its answer."""
+        self.drops: Callable[[do.Action], bool] = lambda action: False
+        """Whether this step of a weight update is never answered (a hung engine)."""
+        self.early_release = False
+        """The trainer is released with the preparation (a snapshot), not with the last copy (a collective)."""
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -85,6 +91,42 @@ class Scripted:
             if event is not None:
                 self.tell(event)
         raise AssertionError("the run does not end: " + self.core.explain())
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------------
+
+    def lose(self, t: float, engine: int) -> None:
+        """The engine dies: its turns end without a word; steps of an update that were under way may still be reported."""
+
+        def lost(now: float) -> said.Event:
+            for trajectory, (turn, _, _) in list(self._live.items()):
+                if turn.engine == engine:
+                    del self._live[trajectory]
+            return said.EngineLost(now, engine)
+
+        self.at(t, lost)
+
+    def join(self, t: float, engine: int, version: int = 0) -> None:
+        """The engine is back, with these weights (ignored if it was not lost)."""
+
+        def joined(now: float) -> said.Event | None:
+            if self.core.context.engines[engine].state != "lost":
+                return None
+            self.version[engine] = version
+            return said.EngineJoined(now, engine, version)
+
+        self.at(t, joined)
+
+    def _answer(self, seconds: float, action: Any, stage: str, make: Callable[[float], said.Event | None]) -> None:
+        """`make` after these seconds, or the failure that the test asks for, or silence."""
+        if self.drops(action):
+            return
+        if self.fails(action):
+            engine = getattr(action, "engine", -1)
+            self.at(
+                self.now + seconds, lambda t: said.WeightUpdateFailed(t, engine, action.version, stage, "as scripted")
+            )
+            return
+        self.at(self.now + seconds, make)
 
     def of(self, *kinds: type) -> list[tuple[float, Any]]:
         return [(t, x) for t, x in self.log if isinstance(x, kinds)]
@@ -174,14 +216,17 @@ class Scripted:
 
     def _on_PrepareWeights(self, a: do.PrepareWeights) -> None:
         self._copies[a.version] = set(a.participants)
-        self.at(self.now + self.seconds["prepare"], lambda t: said.WeightsPrepared(t, a.version))
+        if self.early_release:
+            del self._copies[a.version]
+            self.at(self.now, lambda t: said.TrainerReleased(t, a.version))
+        self._answer(self.seconds["prepare"], a, "prepare", lambda t: said.WeightsPrepared(t, a.version))
 
     def _on_PauseEngine(self, a: do.PauseEngine) -> None:
         if a.mode == "abort":
             for trajectory, (turn, _, _) in list(self._live.items()):
                 if turn.engine == a.engine:
                     self._fail_turn(trajectory, "aborted")
-        self.at(self.now + self.seconds["pause"], lambda t: said.EnginePaused(t, a.engine))
+        self._answer(self.seconds["pause"], a, "pause", lambda t: said.EnginePaused(t, a.engine))
 
     def _on_CopyWeights(self, a: do.CopyWeights) -> None:
         seconds = self._copy(a) if callable(self._copy) else self._copy
@@ -195,14 +240,16 @@ class Scripted:
                     self.at(t, lambda u: said.TrainerReleased(u, a.version))
             return said.WeightsCopied(t, a.engine, a.version)
 
-        self.at(self.now + seconds, copied)
+        self._answer(seconds, a, "copy", copied)
 
     def _on_RequantizeWeights(self, a: do.RequantizeWeights) -> None:
         seconds = self._requantize(a) if callable(self._requantize) else self._requantize
-        self.at(self.now + seconds, lambda t: said.EngineReady(t, a.engine, a.version))
+        self._answer(seconds, a, "requantize", lambda t: said.EngineReady(t, a.engine, a.version))
 
     def _on_ResumeEngine(self, a: do.ResumeEngine) -> None:
-        def resumed(t: float) -> said.Event:
+        def resumed(t: float) -> said.Event | None:
+            if self.core.context.engines[a.engine].state == "lost":
+                return None
             if self.version[a.engine] != a.version:
                 self.version[a.engine] = a.version
                 for trajectory, (turn, _, _) in self._live.items():
@@ -210,7 +257,8 @@ class Scripted:
                         self._spans[trajectory].append((a.version, t))
             return said.EngineResumed(t, a.engine, a.version)
 
-        self.at(self.now + self.seconds["resume"], resumed)
+        if not self.drops(a):
+            self.at(self.now + self.seconds["resume"], resumed)
 
     def _on_SwitchPool(self, a: do.SwitchPool) -> None:
         self.at(self.now + self.seconds["switch"], lambda t: said.PoolSwitched(t, a.pool, a.phase))

@@ -17,6 +17,7 @@ from testbed.scenario.rollout import (
     PerEngineConcurrency,
 )
 from testbed.scenario.rules.context import Context
+from testbed.scenario.weights import FixedPath
 
 ADMISSION = "rollout.admission.type"
 
@@ -27,9 +28,15 @@ def colocated_is_synchronous(c: Context) -> Iterator[Fault]:
         return
     kind = c.scenario.rollout.admission.type
     what = f"`{kind}` generates while the trainer works, but a colocated pool cannot generate while it trains"
+    near = "rollout.admission: {type: sync}"
     split = c.split_of(c.total_gpus, 0.5)
-    near = f"placement: {{mode: disaggregated, {split}}}, or " if split else ""
-    yield Fault(ADMISSION, what, f"{near}rollout.admission: {{type: sync}}")
+    if split:
+        engine = f"rollout_num_gpus_per_engine: {c.engine_gpus}"
+        path = c.scenario.weights.path
+        ipc = isinstance(path, FixedPath) and path.update_weight_transfer_mode == "cuda_ipc"
+        over = " with weights.path.update_weight_transfer_mode: broadcast" if ipc else ""
+        near = f"placement: {{mode: disaggregated, {split}, {engine}}}{over}, or {near}"
+    yield Fault(ADMISSION, what, near)
 
 
 def buffer_holds_a_batch(c: Context) -> Iterator[Fault]:
@@ -75,11 +82,7 @@ def one_throttle(c: Context) -> Iterator[Fault]:
             f"two throttles on one resource: {a.async_max_concurrent_groups} groups x {n} here, "
             f"and {k.max_concurrent} turns in rollout.concurrency"
         )
-        groups = max(1, k.max_concurrent // n)
-        near = (
-            "rollout.concurrency: {type: unlimited}, "
-            f"or leave this key out, or keep it as async_max_concurrent_groups: {groups} without the other"
-        )
+        near = "rollout.concurrency: {type: unlimited}, or rollout.admission: {type: fully_async}"
         yield Fault("rollout.admission.async_max_concurrent_groups", what, near)
 
 
@@ -155,9 +158,7 @@ def reuse_within_bound(c: Context) -> Iterator[Fault]:
         return
     age = (uses - 1) // interval
     if age > s.bound:
-        what = (
-            f"use {uses} of a group comes at least {age} versions after the first, beyond the staleness bound {s.bound}"
-        )
+        what = f"use {uses} of a group comes {age} or more versions after the first, beyond the bound {s.bound}"
         most = s.bound * interval + interval
         near = f"experience.staleness.bound: {age}, or experience.selection.use_count: {most}"
         yield Fault("experience.selection.use_count", what, near)

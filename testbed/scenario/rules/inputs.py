@@ -212,25 +212,25 @@ def table_knows_engine(c: Context) -> Iterator[Fault]:
     if model is None:
         near = fields.closest(name, known.values(), cutoff=0.5)
         hint = f"{ANALYTIC}, or model.name: {near}" if near in model_names() else ANALYTIC
-        yield Fault(key, f"no measured step times for {name}; the table has {', '.join(sorted(known.values()))}", hint)
+        what = f"no measured step times for {name}; the table has {', '.join(sorted(known.values()))}"
+        yield Fault(key, what, hint, see=f"model.{'path' if c.scenario.model.type == 'config_json' else 'name'}")
         return
     sizes = sorted(t for m, g, t in _measured() if m == model and g == gpu)
     if not sizes:
         gpus = sorted({g for m, g, _ in _measured() if m == model})
-        yield Fault(
-            key, f"no measured step times for {model} on {gpu}", f"cluster.gpu: {' or '.join(gpus)}, or {ANALYTIC}"
-        )
+        what = f"no measured step times for {model} on {gpu}"
+        yield Fault(key, what, f"cluster.gpu: {' or '.join(gpus)}, or {ANALYTIC}", see="cluster.gpu")
     elif tp not in sizes:
-        near = str(min(sizes, key=lambda t: (abs(t - tp), t)))
-        what = (
-            f"no measured step times for {model} on engines of {tp} {gpu}; the table has {', '.join(map(str, sizes))}"
-        )
-        yield Fault(key, what, f"placement.rollout_num_gpus_per_engine: {near}, or {ANALYTIC}")
+        size = "placement.rollout_num_gpus_per_engine"
+        near = next((f"{size}: {n}, or " for n in c.engine_sizes() if n in sizes), "")
+        had = ", ".join(map(str, sizes))
+        what = f"no measured step times for {model} on engines of {tp} {gpu}; the table has {had}"
+        yield Fault(key, what, f"{near}{ANALYTIC}", see=size)
     precision = "fp8" if model in FP8_IN_TABLE else "bf16"
     if sizes and (e.weight_precision != precision or e.kv_cache_dtype != "bf16"):
         asked = f"{e.weight_precision} weights and {e.kv_cache_dtype} KV"
         what = f"step times of {model} were measured with {precision} weights and bf16 KV, not {asked}"
-        yield Fault(key, what, ANALYTIC)
+        yield Fault(key, what, ANALYTIC, see="rollout.engine.weight_precision")
 
 
 def one_training_rate(c: Context) -> Iterator[Fault]:
@@ -251,11 +251,8 @@ def steps_after_warmup(c: Context) -> Iterator[Fault]:
     run = c.scenario.run
     if run.warmup_steps >= run.num_rollout:
         what = f"all {run.num_rollout} steps are warm-up, nothing is left to average"
-        yield Fault(
-            "run.warmup_steps",
-            what,
-            f"run.warmup_steps: {run.num_rollout - 1}, or run.num_rollout: {run.warmup_steps + 1}",
-        )
+        near = f"run.warmup_steps: {run.num_rollout - 1}, or run.num_rollout: {run.warmup_steps + 1}"
+        yield Fault("run.warmup_steps", what, near, see="run.num_rollout")
 
 
 def _tasks(c: Context) -> tuple[str, int] | None:

@@ -36,6 +36,8 @@ TRAINING_FOR: dict[str, tuple[str, ...]] = {
 """Engine weights -> training forward. Four rows are Miles' documented matrix; int8, int4: quantisation-aware or mixed
 training; fp16, fp32: one precision throughout."""
 
+ENGINE_PRECISION = "rollout.engine.weight_precision"
+
 REQUANTIZED = ("fp8", "mxfp8", "nvfp4", "int8")
 
 
@@ -112,7 +114,8 @@ def training_matches_engine(c: Context) -> Iterator[Fault]:
         what = f"{engine} engines go with {' or '.join(allowed)} training, not {training}"
     key = "training.precision"
     also = "" if c.scenario.weights.requantize == "none" else " with weights.requantize: none"
-    yield Fault(key, what, f"{key}: {allowed[0]}, or rollout.engine.weight_precision: {training}{also}")
+    near = f"{key}: {allowed[0]}, or {ENGINE_PRECISION}: {training}{also}"
+    yield Fault(key, what, near, see=ENGINE_PRECISION)
 
 
 def requantized_as_served(c: Context) -> Iterator[Fault]:
@@ -124,15 +127,10 @@ def requantized_as_served(c: Context) -> Iterator[Fault]:
         return
     key = "weights.requantize"
     if how == "none":
-        yield Fault(
-            key, f"{training} weights reach engines that serve {engine}: they must be converted", f"{key}: {needed}"
-        )
+        what = f"{training} weights reach engines that serve {engine}: they must be converted"
+        yield Fault(key, what, f"{key}: {needed}", see=ENGINE_PRECISION)
     else:
-        yield Fault(
-            key,
-            f"`{how}` after the copy, but the engines serve {engine}",
-            f"{key}: {needed}, or rollout.engine.weight_precision: {how}",
-        )
+        yield Fault(key, f"`{how}` after the copy, but the engines serve {engine}", f"{key}: {needed}")
 
 
 def gpu_has_precision(c: Context) -> Iterator[Fault]:
@@ -143,4 +141,4 @@ def gpu_has_precision(c: Context) -> Iterator[Fault]:
         ("training.precision", c.scenario.training.precision),
     ):
         if precision in ("mxfp8", "nvfp4") and gpu != "B200":
-            yield Fault(key, f"{gpu} has no {precision} tensor cores", f"cluster.gpu: B200, or {key}: fp8")
+            yield Fault(key, f"{gpu} has no {precision} tensor cores", "cluster.gpu: B200")

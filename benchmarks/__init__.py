@@ -1,0 +1,1 @@
+"""Speed and memory of the simulator, all features on. `python -m benchmarks --json benchmarks/results.json`."""

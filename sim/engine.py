@@ -1,0 +1,494 @@
+"""One SGLang engine in virtual time: the scheduler's rules with durations from a cost model.
+
+It knows when iterations start and end, when results become visible, and what pausing, weight changes and memory release
+do to requests. It refuses to know who sends requests and why, and it never reads a clock: every call carries `now`.
+
+How it is driven. `wake_at` is when the engine next has something to say or needs to take in what has arrived; call
+`advance(wake_at)` then, after everything else of that instant, and look at `wake_at` again. An iteration takes in every request
+that came no later than its start. So `advance` returns as soon as it has notices of the instant `now` (the caller may answer them
+with requests of the same instant) and forms the next batch when it is called again.
+
+The engine is lazy: between two calls its state is that of the iteration boundary `t`, and a planned run of decode steps is
+carried out when it is over or something cuts it. A request that can only join the queue (no free row, or the latch
+`batch_is_full` set) does not cut a run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Any
+
+from sim.costs.base import CostModel
+from sim.engine_request import Aborted, Finished, Notice, Paused, Request
+from sim.engine_scheduler import DECODE, EXTEND, NOTHING, EngineModelOptions, PrefillOutOfMemory, Scheduler
+
+__all__ = [
+    "Aborted",
+    "EngineModel",
+    "EngineModelOptions",
+    "EngineStuck",
+    "Finished",
+    "Notice",
+    "Paused",
+    "PrefillOutOfMemory",
+    "Request",
+]
+
+_SUBMIT, _ABORT, _PAUSE = 0, 1, 2
+PAUSE_MODES = ("abort", "retract", "in_place")
+
+
+class EngineStuck(RuntimeError):
+    """A request waits, nothing runs, and it can never be admitted."""
+
+
+class EngineModel(Scheduler):
+    """`mode`: `skip` takes runs of equal decode steps at once; `iterate` goes through every iteration (the reference)."""
+
+    def __init__(self, options: EngineModelOptions, costs: CostModel, mode: str = "skip") -> None:
+        super().__init__(options)
+        if mode not in ("skip", "iterate"):
+            raise ValueError(f"mode {mode!r} is skip or iterate")
+        if options.forward not in ("device", "host"):
+            raise ValueError(f"forward {options.forward!r} is device or host")
+        self.costs = costs
+        self.skip = mode == "skip"
+        self.device = options.forward == "device" and self.overlap
+        """Whether launching a batch takes no time and an iteration lasts until the previous batch's forward ends."""
+        self.t = 0.0
+        """Start of the next iteration: the state is that of this instant."""
+        self.gpu_end = 0.0
+        """When the forward of the batch launched last ends."""
+        self.wake_at = inf
+        self.paused = False
+        """No batch is launched."""
+        self.closed = False
+        """Requests wait outside until `resume` (from the call of `pause` on)."""
+        self.released = False
+        """The GPU memory belongs to someone else."""
+        self.draining = False
+        """Pausing with `abort`: paused as soon as no request is open."""
+        self.inbox: deque[tuple[float, int, Any]] = deque()
+        """What has arrived since the last iteration started."""
+        self.held: list[Request] = []
+        self.live: dict[Any, Request] = {}
+        self.due: list[Notice] = []
+        """Notices not yet returned, in time order."""
+        self.prefill_s = self.recompute_s = self.decode_s = 0.0
+        """GPU seconds so far: prompts computed for the first time, computed again, and decode steps (of whole iterations)."""
+        self._k = -1
+        """Steps of the planned run; -1: no run."""
+        self._base = 0.0
+        self._total = 0.0
+        self._whole = 0
+        """Duration of the planned run of `_whole` steps."""
+        self._form = False
+        """Whether an iteration is to be formed after the planned run."""
+        self._open = False
+        """Whether an arrival would be looked at during the planned run."""
+
+    # --- what is asked of it ------------------------------------------------------------------------------------------
+
+    def submit(self, now: float, request: Request) -> None:
+        """A request arrives. While the engine is paused or its memory released it waits outside.
+
+        Raises ValueError if a request with this `rid` is open.
+        """
+        if request.rid in self.live:
+            raise ValueError(f"request {request.rid!r} is open already")
+        self.live[request.rid] = request
+        if self.closed or self.released:
+            self.held.append(request)
+            return
+        self.inbox.append((now, _SUBMIT, request))
+        if self.wake_at > now:
+            if self._k < 0:
+                self._rouse(now)
+            elif self._open:
+                self._cut(now)
+
+    def abort(self, now: float, rid: Any) -> None:
+        """Abort a request; a request that is not open any more is ignored.
+
+        Waiting: gone at the next iteration. Running: ends with its next token, which is kept. Half prefilled: gone at the next
+        iteration, its last chunk unpublished.
+        """
+        r = self.live.get(rid)
+        if r is None:
+            return
+        if r in self.held:
+            self.held.remove(r)
+            r.abort, r.done = "aborted", True
+            self._say(r, now)
+            self.wake_at = min(self.wake_at, now)
+        elif self.paused:
+            if self.abort_request(r):
+                self._say(r, now)
+                self.wake_at = min(self.wake_at, now)
+        else:
+            self._control(now, _ABORT, r)
+
+    def pause(self, now: float, mode: str) -> None:
+        """Stop at the next iteration boundary; `Paused` says when. From now on new requests wait outside.
+
+        `retract`: the results in flight are handled, then everything goes back to the queue and its KV is given up (prompts stay
+        in the cache). `in_place`: everything stays as it is. `abort`: everything is aborted.
+        Raises ValueError for another mode, RuntimeError if already paused.
+        """
+        if mode not in PAUSE_MODES:
+            raise ValueError(f"pause mode {mode!r} is one of {', '.join(PAUSE_MODES)}")
+        if self.closed:
+            raise RuntimeError("the engine is paused already")
+        self.closed = True
+        if self.released:
+            self.paused = True
+            self.due.append(Paused(now, mode))
+            self.wake_at = now
+        else:
+            self._control(now, _PAUSE, mode)
+
+    def resume(self, now: float) -> None:
+        """Go on; requests that waited outside arrive now. Raises RuntimeError if not paused."""
+        if not self.paused:
+            raise RuntimeError("the engine is not paused")
+        self.paused = self.closed = False
+        self._let_in(now)
+
+    def flush(self, now: float) -> bool:
+        """Forget the cache. Refused (False) while a batch exists, and while requests wait unless the engine is paused."""
+        self._let_go()
+        if self.busy or (not self.paused and (self.queue or self.inbox)):
+            return False
+        self.clear()
+        return True
+
+    def set_version(self, now: float, version: int) -> None:
+        """New weights. Raises RuntimeError unless paused or idle."""
+        if not self.paused and (self.batch or self.chunked is not None or self.queue):
+            raise RuntimeError("weights change while the engine is paused or idle, not while it generates")
+        self.record_version(version)
+
+    def release_memory(self, now: float) -> None:
+        """The GPU goes to someone else; the cache is gone. Raises RuntimeError while a batch exists or requests wait unpaused."""
+        self._let_go()
+        if self.busy or (not self.paused and (self.queue or self.inbox)):
+            raise RuntimeError("memory can be released only when no request is running or waiting")
+        self.clear()
+        self.released = True
+
+    def resume_memory(self, now: float) -> None:
+        """The GPU is back. Raises RuntimeError if it was not released."""
+        if not self.released:
+            raise RuntimeError("the engine's memory was not released")
+        self.released = False
+        if not self.closed:
+            self._let_in(now)
+
+    # --- what can be read ---------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Requests that hold KV."""
+        return len(self.batch) + (self.chunked is not None)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that do not, wherever they wait."""
+        return len(self.queue) + len(self.inbox) + len(self.held)
+
+    @property
+    def kv_total(self) -> int:
+        return self.slots
+
+    @property
+    def kv_used(self) -> int:
+        """Slots of running requests; cached prefixes nobody uses do not count."""
+        return self.slots - self.cache.free - self.cache.evictable
+
+    def sync(self, now: float) -> None:
+        """Bring counters and KV use up to the last iteration boundary before `now`. `wake_at` may change in its last digits."""
+        k = self._k
+        if k <= 0 or now <= self.t:
+            return
+        count = len(self.batch)
+        if self.device:
+            j = self.costs.steps_within(count, self.context + count, now - self._base) + 1 if now >= self._base else 0
+        else:
+            j = self.costs.steps_within(count, self.context + count, now - self.t)
+        j = min(j, k if self.overlap else k - 1)
+        if j > 0:
+            self._commit(j)
+            self._plan()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Notice]:
+        """Run up to `now`; the notices up to then, in time order. See the module's text for who calls it when."""
+        out: list[Notice] = []
+        while self.wake_at <= now:
+            due = self.due
+            if due and due[0].t <= now:
+                while due and due[0].t <= now:
+                    out.append(due.pop(0))
+                self._plan()
+                if self.t >= now:
+                    break
+                continue
+            if self._k > 0:
+                self._commit(self._k)
+            if self._form:
+                self._iterate()
+            self._plan()
+        return out
+
+    def _plan(self) -> None:
+        """Decide what comes next from the boundary `t`, and when to wake."""
+        self._k = -1
+        self._form = False
+        if self.due:
+            self.wake_at = self.due[0].t
+            return
+        if self.paused or self.released:
+            self.wake_at = inf
+            return
+        inbox = self.inbox
+        t = self.t
+        while inbox and inbox[0][0] <= t:
+            if inbox[0][1] != _SUBMIT:
+                self._k, self._form, self.wake_at = 0, True, t
+                return
+            self.enqueue(inbox.popleft()[2])
+        k = self.plain_steps() if self.skip else 0
+        if k <= 0:
+            if not self.busy and not self.queue:
+                if self.draining:
+                    self.draining = False
+                    self.paused = True
+                    self.due.append(Paused(t, "abort"))
+                    self.wake_at = t
+                elif inbox:
+                    self._rouse(inbox[0][0])
+                else:
+                    self.wake_at = inf
+                return
+            self._k, self._form, self.wake_at = 0, True, t
+            return
+        count = len(self.batch)
+        self._k = self._whole = k
+        self._total = total = self.costs.run_time(count, self.context + count, k)
+        self._open = self.admits()
+        if self.device:
+            self._base = base = max(t, self.gpu_end) if self.last else t
+            if k + self.steps == self.next_finish():
+                self._form = (
+                    True  # the finish is handled in the next iteration, which lasts until this run's last forward ends
+                )
+                self.wake_at = base + total
+            elif k == 1:
+                self.wake_at = base
+            else:
+                self.wake_at = base + self.costs.run_time(count, self.context + count, k - 1)
+        else:
+            self._base = t
+            self.wake_at = t + total
+        if inbox:
+            for at, kind, _ in inbox:
+                if kind != _SUBMIT or self._open:
+                    self._cut(at)
+                    break
+
+    def _cut(self, at: float) -> None:
+        """End the planned run at the first iteration boundary from `at` on, if that comes before its end."""
+        base, run_time = self._base, self.costs.run_time
+        if at <= self.t:
+            j, boundary = 0, self.t
+        else:
+            count = len(self.batch)
+            context = self.context + count
+            j = self.costs.steps_within(count, context, at - base) if at > base else 0
+            boundary = base + run_time(count, context, j) if j else base
+            while boundary < at:
+                j += 1
+                boundary = base + run_time(count, context, j)
+            while j and (earlier := base + run_time(count, context, j - 1) if j > 1 else base) >= at:
+                j, boundary = j - 1, earlier
+            if self.device:
+                j += 1
+        if j < self._k:
+            self._k = j
+            self._form = False
+            self.wake_at = boundary
+
+    def _commit(self, k: int) -> None:
+        """Carry out `k` steps of the planned run; the state becomes that of the boundary after them."""
+        t, base, count = self.t, self._base, len(self.batch)
+        context = self.context + count
+        run_time = self.costs.run_time
+        total = self._total if k == self._whole else run_time(count, context, k)
+        if self.device:
+            self.t = base if k == 1 else base + run_time(count, context, k - 1)
+            self.gpu_end = base + total
+        else:
+            self.t = t + total
+        self.decode_s += total
+        if self.last == EXTEND and self.overlap:  # the first step comes with the results of a prefill
+            self.settle(self.form(t), base if self.device else t + self.costs.decode_time(count, context))
+            k -= 1
+        if k:
+            self.run(k)
+        if self.ended:
+            self._say_ended(self.t)
+
+    def _iterate(self) -> None:
+        """One iteration from the boundary `t`."""
+        if self.inbox:
+            self._take_in()
+            if self.paused:
+                return
+        t = self.t
+        idle = self.last == NOTHING and not self.batch and self.chunked is None
+        end = max(t, self.gpu_end) if self.device and self.last else t
+        kind = self.form(t)
+        if self.ended:
+            self._say_ended(t)
+        if kind:
+            if kind == DECODE:
+                seconds = self.costs.decode_time(len(self.batch), self.context)
+                self.decode_s += seconds
+            else:
+                new = self.prefill_new
+                seconds = self.costs.prefill_time(new, self.prefill_attention, len(self.formed))
+                again = seconds * self.prefill_again / new
+                self.recompute_s += again
+                self.prefill_s += seconds - again
+            if self.device:
+                gpu_end = self.gpu_end
+                self.gpu_end = (gpu_end if gpu_end > t else t) + seconds
+            else:
+                end = t + seconds
+        elif idle and self.queue:
+            r = self.queue[0]
+            raise EngineStuck(
+                f"request {r.rid!r} ({r.prompt_tokens} prompt tokens, max_new_tokens {r.limit}) does not fit in {self.slots} slots"
+            )
+        self.settle(kind, end)
+        self.t = end
+        if self.ended:
+            self._say_ended(end)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _control(self, now: float, kind: int, payload: Any) -> None:
+        """Something that must be handled at the next iteration boundary."""
+        self.inbox.append((now, kind, payload))
+        if self.wake_at > now:
+            if self._k < 0:
+                self._rouse(now)
+            else:
+                self._cut(now)
+
+    def _rouse(self, now: float) -> None:
+        """Something arrives at an idle engine: its next iteration starts now. Idle iterations reset the ratio."""
+        if self.due or self.paused:
+            return
+        if now > self.t:
+            self.ratio.reset()
+            self.t = now
+        self._k, self._form, self.wake_at = 0, True, self.t
+
+    def _let_in(self, now: float) -> None:
+        """Requests that waited outside arrive, and the next iteration starts no earlier than now."""
+        for r in self.held:
+            self.inbox.append((now, _SUBMIT, r))
+        self.held = []
+        if now > self.t:
+            self.t = now
+        self._plan()
+
+    def _let_go(self) -> None:
+        """An overshoot step in which nobody is left is not waited for."""
+        if self.last and not self.batch and self.chunked is None and not self.flight:
+            if self.device and self.gpu_end > self.t:
+                self.t = self.gpu_end
+            self.last = NOTHING
+            if not self.due and not self.queue and not self.inbox:
+                self._plan()
+
+    def _take_in(self) -> None:
+        """Handle what has arrived up to the boundary `t`, in order."""
+        inbox = self.inbox
+        while inbox and inbox[0][0] <= self.t:
+            _, kind, payload = inbox.popleft()
+            if kind == _SUBMIT:
+                self.enqueue(payload)
+            elif kind == _ABORT:
+                if self.abort_request(payload):
+                    self._say(payload, self.t)
+            else:
+                self._pause(payload)
+
+    def _pause(self, mode: str) -> None:
+        if mode == "abort":
+            t = self.t
+            for r in list(self.queue):
+                self.abort_request(r)
+                self._say(r, t)
+            for r in self.batch.values():
+                self.abort_request(r)
+            if self.chunked is not None:
+                self.abort_request(self.chunked)
+            self.draining = True
+            return
+        if self.device and self.last and self.gpu_end > self.t:
+            self.t = self.gpu_end
+        if mode == "retract":
+            self.put_all_back(self.t)
+            self._say_ended(self.t)
+        self.paused = True
+        self.due.append(Paused(self.t, mode))
+
+    # --- notices ------------------------------------------------------------------------------------------------------
+
+    def _say_ended(self, t: float) -> None:
+        for r in self.ended:
+            self._say(r, t)
+        self.ended = []
+
+    def _say(self, r: Request, t: float) -> None:
+        """The notice that `r` has ended."""
+        del self.live[r.rid]
+        outputs = r.out if r.out < r.limit or r.abort else r.limit
+        spans = r.spans(outputs, self.version)
+        if r.abort:
+            self.due.append(
+                Aborted(
+                    r.rid,
+                    t,
+                    outputs,
+                    spans,
+                    r.cached,
+                    r.started_t,
+                    r.first_t,
+                    r.abort,
+                    r.recomputed,
+                    r.kv_version,
+                    r.retracted,
+                )
+            )
+            return
+        self.due.append(
+            Finished(
+                r.rid,
+                t,
+                outputs,
+                spans,
+                r.cached,
+                r.started_t,
+                r.first_t,
+                "stop" if r.stops and r.final == r.output_tokens else "length",
+                r.recomputed,
+                r.kv_version,
+                r.retracted,
+            )
+        )
