@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from sim.engine_request import Request
+
 CLIP_MAX_NEW_TOKENS = 4096
 """SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION: no request is charged for more future tokens than this."""
 
@@ -49,8 +51,8 @@ class NewTokenRatio:
 class FutureTokens:
     """Sum over the running batch of min(max_new_tokens - generated, 4096), in O(1) and amortised O(log n).
 
-    A request enters with its `quota`: its remaining tokens plus the count of decode steps launched so far (`steps`), a constant
-    while it runs. Below the clip it is linear in `steps`; above it is a constant, until it crosses.
+    A request enters with its `quota`: its remaining tokens plus the count of decode steps launched so far (`steps`),
+    a constant while it runs. Below the clip (`r.linear`) it falls with `steps`; above it counts 4096 until it crosses.
     """
 
     __slots__ = ("_crossings", "_sum", "clipped", "linear")
@@ -59,33 +61,38 @@ class FutureTokens:
         self.linear = 0
         self.clipped = 0
         self._sum = 0
-        self._crossings: list[tuple[int, int]] = []
+        self._crossings: list[tuple[int, int, Request]] = []
 
-    def add(self, quota: int, steps: int) -> None:
+    def add(self, r: Request, quota: int, steps: int) -> None:
+        r.quota = quota
         if quota - steps < CLIP_MAX_NEW_TOKENS:
+            r.linear = True
             self.linear += 1
             self._sum += quota
         else:
+            r.linear = False
             self.clipped += 1
-            heappush(self._crossings, (quota, 1))
+            heappush(self._crossings, (quota, r.seq, r))
 
-    def remove(self, quota: int, steps: int) -> None:
-        self._cross(steps)
-        if quota - steps < CLIP_MAX_NEW_TOKENS:
+    def remove(self, r: Request) -> None:
+        """A request leaves; its mark in the heap, if any, is void from then on."""
+        if r.linear:
             self.linear -= 1
-            self._sum -= quota
+            self._sum -= r.quota
         else:
             self.clipped -= 1
-            heappush(self._crossings, (quota, -1))
+            r.linear = True
 
     def _cross(self, steps: int) -> None:
-        """Requests that fell below the clip become linear. Both marks of a request that left while clipped cancel."""
+        """Requests that fell below the clip become linear; marks of requests that left are dropped."""
         heap = self._crossings
         while heap and heap[0][0] - steps < CLIP_MAX_NEW_TOKENS:
-            quota, sign = heappop(heap)
-            self.linear += sign
-            self.clipped -= sign
-            self._sum += sign * quota
+            quota, _, r = heappop(heap)
+            if not r.linear and r.quota == quota:
+                r.linear = True
+                self.clipped -= 1
+                self.linear += 1
+                self._sum += quota
 
     def total(self, steps: int) -> int:
         """Remaining tokens counted from what is generated, results in flight included."""

@@ -120,12 +120,10 @@ class EngineModel(Scheduler):
         if r in self.held:
             self.held.remove(r)
             r.abort, r.done = "aborted", True
-            self._say(r, now)
-            self.wake_at = min(self.wake_at, now)
+            self._say_now(r, now)
         elif self.paused:
             if self.abort_request(r):
-                self._say(r, now)
-                self.wake_at = min(self.wake_at, now)
+                self._say_now(r, now)
         else:
             self._control(now, _ABORT, r)
 
@@ -229,8 +227,12 @@ class EngineModel(Scheduler):
         while self.wake_at <= now:
             due = self.due
             if due and due[0].t <= now:
-                while due and due[0].t <= now:
-                    out.append(due.pop(0))
+                if due[-1].t <= now:
+                    out += due
+                    self.due = []
+                else:
+                    while due[0].t <= now:
+                        out.append(due.pop(0))
                 self._plan()
                 if self.t >= now:
                     break
@@ -239,7 +241,10 @@ class EngineModel(Scheduler):
                 self._commit(self._k)
             if self._form:
                 self._iterate()
-            self._plan()
+            if self.due:
+                self._k, self._form, self.wake_at = -1, False, self.due[0].t
+            else:
+                self._plan()
         return out
 
     def _plan(self) -> None:
@@ -259,7 +264,13 @@ class EngineModel(Scheduler):
                 self._k, self._form, self.wake_at = 0, True, t
                 return
             self.enqueue(inbox.popleft()[2])
-        k = self.plain_steps() if self.skip else 0
+        batch = self.batch
+        running = len(batch)
+        self._open = opened = self.rows > 0 and running < self.max_run and not (self.full and running)
+        if not self.skip or not running or self.chunked is not None or (opened and self.queue):
+            k = 0
+        else:
+            k = self.plain_steps()
         if k <= 0:
             if not self.busy and not self.queue:
                 if self.draining:
@@ -274,13 +285,13 @@ class EngineModel(Scheduler):
                 return
             self._k, self._form, self.wake_at = 0, True, t
             return
-        count = len(self.batch)
         self._k = self._whole = k
-        self._total = total = self.costs.run_time(count, self.context + count, k)
-        self._open = self.admits()
+        context = self.context + running
+        run_time = self.costs.run_time
+        self._total = total = run_time(running, context, k)
         if self.device:
             self._base = base = max(t, self.gpu_end) if self.last else t
-            if k + self.steps == self.next_finish():
+            if k + self.steps == self.finish_key:
                 self._form = (
                     True  # the finish is handled in the next iteration, which lasts until this run's last forward ends
                 )
@@ -288,18 +299,19 @@ class EngineModel(Scheduler):
             elif k == 1:
                 self.wake_at = base
             else:
-                self.wake_at = base + self.costs.run_time(count, self.context + count, k - 1)
+                self.wake_at = base + run_time(running, context, k - 1)
         else:
             self._base = t
             self.wake_at = t + total
         if inbox:
             for at, kind, _ in inbox:
                 if kind != _SUBMIT or self._open:
-                    self._cut(at)
+                    self._cut(at, kind != _SUBMIT)
                     break
 
-    def _cut(self, at: float) -> None:
-        """End the planned run at the first iteration boundary from `at` on, if that comes before its end."""
+    def _cut(self, at: float, control: bool = False) -> None:
+        """End the planned run at the first iteration boundary from `at` on, if that comes before its end (at its end
+        too for what is handled before the next batch is formed: an abort or a pause)."""
         base, run_time = self._base, self.costs.run_time
         if at <= self.t:
             j, boundary = 0, self.t
@@ -315,7 +327,7 @@ class EngineModel(Scheduler):
                 j, boundary = j - 1, earlier
             if self.device:
                 j += 1
-        if j < self._k:
+        if j < self._k or (control and j == self._k):
             self._k = j
             self._form = False
             self.wake_at = boundary
@@ -333,9 +345,8 @@ class EngineModel(Scheduler):
             self.t = t + total
         self.decode_s += total
         if self.last == EXTEND and self.overlap:  # the first step comes with the results of a prefill
-            self.settle(self.form(t), base if self.device else t + self.costs.decode_time(count, context))
-            k -= 1
-        if k:
+            self.run_after_prefill(k, base if self.device else t + self.costs.decode_time(count, context))
+        else:
             self.run(k)
         if self.ended:
             self._say_ended(self.t)
@@ -386,7 +397,7 @@ class EngineModel(Scheduler):
             if self._k < 0:
                 self._rouse(now)
             else:
-                self._cut(now)
+                self._cut(now, True)
 
     def _rouse(self, now: float) -> None:
         """Something arrives at an idle engine: its next iteration starts now. Idle iterations reset the ratio."""
@@ -455,6 +466,13 @@ class EngineModel(Scheduler):
             self._say(r, t)
         self.ended = []
 
+    def _say_now(self, r: Request, now: float) -> None:
+        """A notice that comes before others already due."""
+        due, self.due = self.due, []
+        self._say(r, now)
+        self.due = sorted([*due, *self.due], key=_time)
+        self.wake_at = min(self.wake_at, now)
+
     def _say(self, r: Request, t: float) -> None:
         """The notice that `r` has ended."""
         del self.live[r.rid]
@@ -492,3 +510,7 @@ class EngineModel(Scheduler):
                 r.retracted,
             )
         )
+
+
+def _time(notice: Notice) -> float:
+    return notice.t

@@ -65,7 +65,9 @@ class Request(Struct, eq=False):
     """Its valid entry in the heap of finishes; 0: none."""
     finish_key: int = 0
     """Count of launched decode steps at which its last token is in flight."""
-    clipped: bool = False
+    quota: int = 0
+    linear: bool = True
+    """See `admission_budget.FutureTokens`."""
     stain: bool = False
     dropped: bool = False
     """Retracted while a result was in flight, which is thrown away."""

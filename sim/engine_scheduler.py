@@ -124,6 +124,8 @@ class Scheduler:
         """How many running requests have base % page == i."""
         self.finishes: list[tuple[int, int, Request]] = []
         """(finish_key, entry, request); an entry is valid while the request says so."""
+        self.finish_key = 0
+        """Count of steps at which the next last token is in flight, as of the latest `plain_steps`."""
         self.formed: list[Request] = []
         """The prefill batch of the iteration being formed."""
         self._ending: list[Request] = []
@@ -213,7 +215,7 @@ class Scheduler:
         self.context += kv
         if self.page > 1:
             self.residues[base % self.page] += 1
-        (self.future_ignore_eos if r.ignore_eos else self.future).add(r.limit + r.prompt_tokens - 1 - base, steps)
+        (self.future_ignore_eos if r.ignore_eos else self.future).add(r, r.limit + r.prompt_tokens - 1 - base, steps)
         r.finish_key = key = r.final - 1 + r.prompt_tokens - base
         heappush(self.finishes, (key, seq, r))
 
@@ -225,7 +227,7 @@ class Scheduler:
         self.context -= kv
         if self.page > 1:
             self.residues[base % self.page] -= 1
-        (self.future_ignore_eos if r.ignore_eos else self.future).remove(r.limit + r.prompt_tokens - 1 - base, steps)
+        (self.future_ignore_eos if r.ignore_eos else self.future).remove(r)
 
     def _finish_after(self, r: Request, outputs: int) -> None:
         """Let a running request end with its `outputs`-th token, if not sooner."""
@@ -355,7 +357,7 @@ class Scheduler:
                 whole += self.future_ignore_eos.linear
             elif self.last == EXTEND:
                 for r in self.flight:
-                    if r.entry and r.limit + r.prompt_tokens - 1 - r.base - steps < CLIP_MAX_NEW_TOKENS:
+                    if r.entry and r.linear:
                         if r.ignore_eos:
                             whole += 1
                         else:
@@ -372,15 +374,10 @@ class Scheduler:
     def _prefill(self, t: float) -> list[Request]:
         """One admission pass: the prefill batch it formed, with its slots; empty if none."""
         running = len(self.batch)
-        if not running:
-            self.full = False
         pending = self.chunked
-        if pending is None:
-            if self.full or not self.queue:
-                return []
-            if self.rows <= 0 or running >= self.max_run:
-                self.full = True
-                return []
+        if pending is None and (self.rows <= 0 or running >= self.max_run):
+            self.full = True
+            return []
         self._order()
 
         page, cache, chunk = self.page, self.cache, self.chunk
@@ -640,7 +637,9 @@ class Scheduler:
                     self._publish(r, r.end)
                 r.prefix = r.end
         self._ending = self._pop_ending(self.steps) if self.overlap and self.finishes else []
-        self.formed = self._prefill(t)
+        if not self.batch:
+            self.full = False
+        self.formed = [] if self.chunked is None and (self.full or not self.queue) else self._prefill(t)
         kind = NOTHING
         if self.formed:
             kind = EXTEND
@@ -743,7 +742,8 @@ class Scheduler:
         """
         if not self.batch or self.chunked is not None or (self.queue and self.admits()):
             return 0
-        steps = self.next_finish() - self.steps
+        self.finish_key = self.next_finish()
+        steps = self.finish_key - self.steps
         cache, page, count = self.cache, self.page, len(self.batch)
         slots = cache.free + cache.evictable
         if steps * count > slots if page == 1 else (steps + page) * count > slots - page:
@@ -790,6 +790,14 @@ class Scheduler:
             for r in self._pop_ending(self.steps):
                 self._end(r)
 
+    def run_after_prefill(self, k: int, t: float) -> None:
+        """The same with the results of a prefill in flight: they come at the end of the first step, at time `t`."""
+        flight, chunk = self.flight, self.flight_chunk
+        self.run(1)
+        self._settle_prefill(flight, chunk, t)
+        if k > 1:
+            self.run(k - 1)
+
     def _run_pages(self, k: int) -> None:
         page, cache, residues, steps = self.page, self.cache, self.residues, self.steps
         per_cycle = page * len(self.batch)
@@ -829,9 +837,10 @@ class Scheduler:
         rows = list(self.batch.values())
         for i in range(1, k + 1):
             at = self.steps + i
-            lag = 1 if self.overlap and (i > 1 or self.last == DECODE) else 0
+            new = set(self.flight) if i == 1 and self.overlap and self.last == EXTEND else ()
+            lag = self.overlap and (i > 1 or self.last == DECODE)
             self.trace.append(  # type: ignore[union-attr]
-                (DECODE, [[r.rid, r.base + at, r.base + at - r.prompt_tokens - lag] for r in rows])
+                (DECODE, [[r.rid, r.base + at, r.base + at - r.prompt_tokens - (lag or r in new)] for r in rows])
             )
 
 

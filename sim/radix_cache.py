@@ -151,6 +151,7 @@ class RadixCache:
                 break
             if stamp:
                 self.clock = kid.t = self.clock + 1
+            size = kid.size
             m = 0
             for kc, ks, kn in kid.key:
                 c, s, n = runs[ri]
@@ -166,14 +167,15 @@ class RadixCache:
                     ro = 0
                     if kn > n or ri == nruns:
                         break
+            if m == size and i + m <= length:
+                node = kid
+                i += m
+                continue
             if m > length - i:
                 m = length - i
             if page > 1:
                 m -= m % page
-            i += m
-            if m < kid.size:
-                return self._split(kid, m), i
-            node = kid
+            return self._split(kid, m), i + m
         return node, i
 
     def _split(self, kid: Node, at: int) -> Node:
@@ -235,19 +237,26 @@ class RadixCache:
         Slots change hands by the caller's arithmetic; a new unlocked leaf is counted evictable.
         """
         top = node
-        node, have = self._descend(node, runs, length, True) if node.kids else (node, 0)
+        have = 0
+        key = runs if len(runs) == 1 and runs[0][2] == length else cut(runs, 0, length)
+        ckey = key[0][:2] if self.page == 1 else self._first_page(key, 0, 0)
+        kids = node.kids
+        if kids and ckey in kids:
+            node, have = self._descend(node, key, length, True)
+            if have < length:
+                key = cut(key, have, length)
+                ckey = key[0][:2] if self.page == 1 else self._first_page(key, 0, 0)
+                kids = node.kids
         last = node
         if have < length:
-            key = runs if len(runs) == 1 and not have and runs[0][2] == length else cut(runs, have, length)
-            ckey = key[0][:2] if self.page == 1 else self._first_page(key, 0, 0)
             self.clock = clock = self.clock + 1
             if version > node.version:
                 version = node.version
             last = Node(node, key, ckey, length - have, clock, 1 if lock else 0, version)
-            if node.kids is None:
+            if kids is None:
                 node.kids = {ckey: last}
             else:
-                node.kids[ckey] = last
+                kids[ckey] = last
             if not lock:
                 self.evictable += length - have
                 last.queued = True

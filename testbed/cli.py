@@ -280,7 +280,11 @@ def compare(
     for v in variants:
         _remarks([f"{v.name}: {r}" for r in v.remarks])
     wanted = _seeds(seeds, study.seeds)
-    folder = _fresh(out_ or Path("runs") / _slug(study.name), "report")
+    folder = _fresh(out_ or Path("runs") / _slug(study.name), "study.json")
+    _write_json(
+        folder / "study.json",
+        {"study": study.name, "command": _command(), "seeds": wanted, "variants": [v.name for v in variants]},
+    )
     work = [
         (_with_seed(v.scenario, s), str(study.base_dir), str(folder / _slug(v.name) / f"seed-{s}"), v.name)
         for v in variants

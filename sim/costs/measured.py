@@ -115,9 +115,10 @@ class MeasuredCostModel(SegmentCosts):
 
     def _prefill(self, new_tokens: int, attention: float, requests: int) -> tuple[float, bool]:
         grid = self._tokens
-        i = min(max(bisect_right(grid, new_tokens) - 1, 0), len(self._slopes) - 1)
-        rest = self._rest[i] + self._slopes[i] * (new_tokens - grid[i])
-        outside = not grid[0] <= new_tokens <= grid[-1] or attention > self._most_pairs
+        tokens = max(new_tokens, grid[0])  # fewer cost the same: the step is bound by reading the weights
+        i = min(bisect_right(grid, tokens) - 1, len(self._slopes) - 1)
+        rest = self._rest[i] + self._slopes[i] * (tokens - grid[i])
+        outside = tokens > grid[-1] or attention > self._most_pairs
         return max(rest, 0.0) + self._pair_s * attention, outside
 
 

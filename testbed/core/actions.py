@@ -207,6 +207,7 @@ class Note(Action, frozen=True, tag=True):
     """Nothing to do: the core says why something waits, whenever the reason changes. Metrics read idle causes from it.
 
     `subject` = `admission`: `open` | `barrier` | `staleness_bound` | `capacity` | `buffer_full` | `no_task`.
+    `subject` = `engine:N`: `removed` (the core gave it up; it counts as lost until `EngineJoined`).
     `subject` = `trainer`: `busy` | `publishing` | `empty` | `not_ready` | `too_few_ready` | `switching`.
     """
 

@@ -42,7 +42,7 @@ class Core:
         r, u = self.rollouts, self.publications
         self._handlers: dict[type[said.Event], Callable[[Any], None]] = {
             said.RunStarted: self._run_started,
-            said.TaskArrived: r.task_arrived,
+            said.TaskArrived: self._task_arrived,
             said.TasksExhausted: self._tasks_exhausted,
             said.EnvironmentReady: r.environment_ready,
             said.TurnFinished: self._turn_finished,
@@ -106,6 +106,11 @@ class Core:
     def _run_started(self, event: said.RunStarted) -> None:
         self.publications.run_started(event)
         self._pump()
+
+    def _task_arrived(self, event: said.TaskArrived) -> None:
+        self.rollouts.task_arrived(event)
+        if self.rollouts.queue and self.pool.phase == "train":
+            self.pool.pump()  # a shared pool may come back for turns that no engine takes
 
     def _turn_finished(self, event: said.TurnFinished) -> None:
         engine = self.rollouts.turn_finished(event)
@@ -172,7 +177,7 @@ class Core:
     def _anything_left(self) -> bool:
         """Whether another batch can still come about."""
         e, r = self.experience, self.rollouts
-        pending = r.in_flight or r.queue or e.unscored or e.retry_tasks or r.has_arrivals
+        pending = r.in_flight or r.queue or e.awaited or e.retry_tasks or r.has_arrivals
         return bool(pending) or self.context.progress.open_groups > 0 or e.trainable >= e.lots_per_batch
 
     def _finish(self, reason: str) -> None:

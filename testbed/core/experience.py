@@ -34,7 +34,9 @@ class ExperienceStore:
         self._selection = config.selection
         self._order = order(config.selection.order)
         self.rule = StalenessRule(config.staleness, sizes_of(ctx.scenario))
-        self.buffer = buffer(config.buffer, self._order, self.lots_per_batch, config.staleness.bound or 0)
+        lots_per_group = 1 if self._together else algorithm.n_samples_per_prompt
+        bound = config.staleness.bound or 0
+        self.buffer = buffer(config.buffer, self._order, self.lots_per_batch, bound, lots_per_group)
         self._serial = ctx.scenario.workload.rewards.stage == "serial"
         self.retry_tasks: deque[int] = deque()
         self.for_trainer: deque[Lot] = deque()
@@ -278,6 +280,11 @@ class ExperienceStore:
         if self._order.in_turn:
             return self._in_turn(ready_only=False)
         return self.buffer.num_ready + len(self.for_trainer)
+
+    @property
+    def awaited(self) -> int:
+        """Generated trajectories whose signals will come by themselves, without the training pool."""
+        return self.unscored - sum(len(lot.members) for lot in self.for_trainer)
 
     @property
     def batch_ready(self) -> bool:

@@ -149,7 +149,7 @@ class TrainingPool:
         ctx.out.append(do.SwitchPool(self._spec.index, "train", "a batch can be trained"))
 
     def _maybe_return(self) -> None:
-        if not self._spec.shared or self._publications.holds_trainer and not self._publications.waits_for_pool:
+        if not self._spec.shared or (self._publications.holds_trainer and not self._publications.waits_for_pool):
             return
         if not self._publications.waits_for_pool:
             experience = self._experience
@@ -157,7 +157,9 @@ class TrainingPool:
             if self._ctx.closed or available:
                 return
             wanting = len(self._rollouts.queue) + self._p.open_trajectories - self._rollouts.in_flight
-            if not back_to_generation(self._colocated, available, wanting, self._min_pending):
+            others = any(e.state != "lost" and e.pool != self._spec.index for e in self._ctx.engines)
+            alone = self._colocated or not others
+            if not back_to_generation(alone, available, wanting, self._min_pending):
                 return
         self._move("switch")
         self._ctx.out.append(do.SwitchPool(self._spec.index, "generate", "nothing to train"))

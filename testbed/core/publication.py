@@ -16,7 +16,8 @@ from testbed.core.states import ENGINE, IllegalTransition
 from testbed.policies.publication import RENDEZVOUS, choose_path, waves
 
 MAX_RETRIES = 3
-"""Copies sent again to one engine under `on_failure: retry` before the update is given up."""
+"""Copies sent again to one engine under `on_failure: retry` before the update is given up; catch-ups tried again before the
+engine is."""
 
 
 class Update:
@@ -27,6 +28,8 @@ class Update:
         self.path = path
         self.participants = participants
         self.catch_up = catch_up
+        self.requests = 0
+        """Publications that were due when it started: several, if the one before took longer than training."""
         self.prepared = catch_up
         self.trainer_released = catch_up
         self.waves: list[tuple[int, ...]] = []
@@ -58,6 +61,8 @@ class Publications:
         self._path_costs: tuple[said.PathCost, ...] = ()
         self._catch_up: list[int] = []
         """Engines that missed publications; served again once they have copied the deployed version."""
+        self._missed: dict[int, int] = {}
+        """Engine -> catch-ups in a row that failed."""
         self._cut_short: set[int] = set()
         """Engines that were lost, restored or asked again within a step: an answer to it may still be on its way."""
 
@@ -92,8 +97,8 @@ class Publications:
         if self._catch_up:
             self._start_catch_up()
         if self.update is None and self._due and not self._experience.holds_publication():
+            self._start(self._due)
             self._due = 0
-            self._start()
 
     def _advance(self, engine: Engine, given: str) -> None:
         try:
@@ -101,13 +106,14 @@ class Publications:
         except KeyError:
             raise IllegalTransition("engine", engine.index, engine.state, given, ENGINE) from None
 
-    def _start(self) -> None:
+    def _start(self, requests: int) -> None:
         ctx = self._ctx
         at_work = tuple(e.index for e in ctx.engines if e.state == "serving" and not e.leaving)
         participants = at_work or tuple(e.index for e in ctx.engines if e.state == "away")
         path, why = choose_path(self._weights, self._path_costs)
         version = max((e.version for e in ctx.engines), default=0) + 1
         update = Update(version, path, participants, catch_up=False)
+        update.requests = requests
         update.waits_for_pool = not at_work and bool(participants)
         self.update = update
         self._p.updating = True
@@ -135,6 +141,10 @@ class Publications:
         alive = self._takes_part(update.participants)
         update.participants = alive
         update.waves = waves(self._weights, alive)
+        if not update.catch_up:
+            for index in alive:
+                if self._ctx.engines[index].version >= self._p.deployed:
+                    self._rollouts.open(index)  # until its wave comes
         self._next_wave(update)
 
     def _takes_part(self, indexes: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,16 +160,19 @@ class Publications:
             self._conclude(update)
             return
         update.passed = set()
+        update.timer = -1
         ctx = self._ctx
-        self._arm(update)
         for index in update.wave:
             engine = ctx.engines[index]
             self._rollouts.close(index)
             self._advance(engine, "begin")
-            if self._rule.pause_generation_mode != "finish" or not engine.in_flight:
+            if self._rule.pause_generation_mode != "finish":
                 self._pause(engine, update)
+        if self._rule.pause_generation_mode == "finish":
+            self._drained(update)
 
     def _arm(self, update: Update) -> None:
+        """The time for a wave counts from its last drained engine: requests that take long to finish are nobody's failure."""
         update.timer = self._ctx.next_timer()
         self._ctx.out.append(do.SetTimer(update.timer, self._ctx.now + self._weights.timeout_s))
 
@@ -169,11 +182,25 @@ class Publications:
         self._ctx.out.append(
             do.PauseEngine(engine.index, "retract" if mode == "finish" else mode, update.version)
         )
+        self._arm_when_drained(update)
+
+    def _arm_when_drained(self, update: Update) -> None:
+        if update.timer < 0 and all(self._ctx.engines[i].state != "draining" for i in update.wave):
+            self._arm(update)
 
     def turn_left(self, engine: Engine) -> None:
         """A turn left this engine: under `finish`, the last one lets the pause begin."""
         if engine.state == "draining" and not engine.in_flight and self.update is not None:
-            self._pause(engine, self.update)
+            self._drained(self.update)
+
+    def _drained(self, update: Update) -> None:
+        """Under `finish`: pause the engines that have run empty; for a collective copy all of them, or none yet."""
+        draining = [e for e in (self._ctx.engines[i] for i in update.wave) if e.state == "draining"]
+        empty = [e for e in draining if not e.in_flight]
+        if update.path in RENDEZVOUS and len(empty) < len(draining):
+            return
+        for engine in empty:
+            self._pause(engine, update)
 
     def paused(self, event: said.EnginePaused) -> None:
         found = self._member(event.engine, "pausing")
@@ -242,6 +269,8 @@ class Publications:
         engines = [self._ctx.engines[i] for i in update.wave]
         if any(e.state != "ready" for e in engines):
             return
+        if not update.waves and not update.catch_up:
+            self._p.deployed = update.version  # the last participants are past the point of no return
         for engine in engines:
             self._advance(engine, "barrier")
             update.passed.add(engine.index)
@@ -258,12 +287,15 @@ class Publications:
         if event.version > engine.version and engine.index not in update.passed:
             raise ProtocolError(f"engine {engine.index} serves version {event.version} before the barrier was passed")
         engine.version = event.version
-        self._rollouts.open(engine.index)
         self._wave_over(update)
 
     def _wave_over(self, update: Update) -> None:
         if any(self._ctx.engines[i].state not in ("serving", "lost", "away") for i in update.wave):
             return
+        if not (update.catch_up and update.failed):
+            for index in update.wave:  # together: the first to resume must not be given every turn that waits
+                if self._ctx.engines[index].state == "serving":
+                    self._rollouts.open(index)
         if update.failed:
             self._conclude(update)
         else:
@@ -273,14 +305,30 @@ class Publications:
         p = self._p
         self.update = None
         p.updating = False
-        if not update.catch_up:
-            p.publications += 1
+        if update.catch_up:
+            self._caught_up(update)
+        else:
+            p.publications += update.requests
             if not update.failed:
                 p.deployed = update.version
                 self._catch_up.extend(
                     e.index for e in self._ctx.engines if e.state == "serving" and e.version < p.deployed
                 )
         self.pump()
+
+    def _caught_up(self, update: Update) -> None:
+        """Engines that failed to catch up try again, and do not serve meanwhile: what they serve was replaced long ago."""
+        for index in self._takes_part(update.participants):
+            if self._ctx.engines[index].version >= update.version:
+                self._missed.pop(index, None)
+                continue
+            self._missed[index] = self._missed.get(index, 0) + 1
+            if self._missed[index] > MAX_RETRIES:
+                del self._missed[index]
+                self._remove(self._ctx.engines[index])
+            else:
+                self._rollouts.close(index)
+                self._catch_up.append(index)
 
     # --- failures ---------------------------------------------------------------------------------------------------------
 
@@ -297,8 +345,9 @@ class Publications:
         found = self._member(event.engine, engine.state, event.version)
         if found is None or engine.state in ("serving", "resuming"):
             return
-        self._trouble(engine, found[1])
-        if engine.state == "pausing" and event.stage == "pause":
+        update = found[1]
+        self._trouble(engine, update)
+        if self.update is update and engine.state == "pausing" and event.stage == "pause":
             self._restore(engine)
 
     def _trouble(self, engine: Engine, update: Update) -> None:
@@ -316,6 +365,7 @@ class Publications:
 
     def _remove(self, engine: Engine) -> None:
         """The core gives an engine up that nobody reported lost: what still runs there is taken back first."""
+        self._ctx.out.append(do.Note(f"engine:{engine.index}", "removed"))
         self._rollouts.take_back(engine, "engine_removed")
         self.engine_lost(engine)
 
@@ -371,6 +421,9 @@ class Publications:
             return
         update.wave = tuple(i for i in update.wave if i != engine.index)
         if not update.failed and update.wave:
+            if self._rule.pause_generation_mode == "finish":
+                self._drained(update)
+            self._arm_when_drained(update)
             if update.path in RENDEZVOUS:
                 self._rendezvous(update)
             self._barrier(update)
@@ -390,16 +443,16 @@ class Publications:
         for engine in engines:
             self._advance(engine, "return")
         update = self.update
-        if update is not None and update.waits_for_pool:
-            update.waits_for_pool = False
-            if update.prepared:
-                self._begin(update)
-                return
+        begins = update if update is not None and update.waits_for_pool and update.prepared else None
         for engine in engines:
             if engine.version < self._p.deployed:
                 self._catch_up.append(engine.index)
-            else:
+            elif begins is None or engine.index not in begins.participants:
                 self._rollouts.open(engine.index)
+        if update is not None:
+            update.waits_for_pool = False
+        if begins is not None:
+            self._begin(begins)
         self.pump()
 
     def joined(self, event: said.EngineJoined, away: bool) -> None:

@@ -249,6 +249,6 @@ class Progress:
         self.deployed = 0
         """Published version that the participants of the last complete publication serve."""
         self.publications = 0
-        """Publications that are over: deployed, or failed and given up."""
+        """Due publications that are over: deployed (several at once, if updates are slower than training), or given up."""
         self.trainer_busy = False
         self.updating = False

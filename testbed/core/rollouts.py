@@ -68,9 +68,12 @@ class Rollouts:
             return "no_task"
         if not self._experience.retry_tasks and (not self._arrived if self._open_arrivals else self.exhausted):
             return "no_task"
+        blocked = self.admission.blocked_by(self._p)
+        if blocked and blocked != "capacity":
+            return blocked
         if not self._experience.buffer.admits(1 if self._together else self._p.group_size):
             return "buffer_full"
-        return self.admission.blocked_by(self._p)
+        return blocked
 
     def _start_group(self) -> None:
         ctx, p = self._ctx, self._p

@@ -2,8 +2,8 @@
 
 A policy answers with the name of what holds it back, or with an empty string. N_submitted counts groups that were submitted and
 not dropped since; B is `rollout_batch_size`; k batches are trained between two publications (`update_weights_interval`); v counts
-the publications that are over, which is the deployed version unless one failed and was given up. It knows counters only: no
-trajectories, no engines, no time.
+the due publications that are over, which is the deployed version unless one was given up or covered several. It knows counters
+only: no trajectories, no engines, no time.
 """
 
 from __future__ import annotations

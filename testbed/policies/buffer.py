@@ -176,10 +176,16 @@ class SlotBuffer(_Ready):
         return [e[2] for e in self._heap]
 
 
-def buffer(config: BufferConfig, order: Order, lots_per_batch: int, staleness_bound: int) -> Buffer:
-    """The buffer that a scenario names; capacities are in lots."""
+def buffer(
+    config: BufferConfig, order: Order, lots_per_batch: int, staleness_bound: int, lots_per_group: int = 1
+) -> Buffer:
+    """The buffer that a scenario names; capacities are in lots.
+
+    A group reserves its lots at once, so slots beyond a batch are needed where some of a group's lots were lost singly.
+    """
     match config:
         case InsertWhenReady(async_data_buffer_capacity_factor=factor, put_when_full=put):
             return ReadyBuffer(order, floor(factor * lots_per_batch), put == "drop_oldest")
         case StoreThenReady(max_buffered_groups=given):
-            return SlotBuffer(order, given or lots_per_batch * (staleness_bound + 1))
+            slots = given * lots_per_group if given else lots_per_batch * (staleness_bound + 1)
+            return SlotBuffer(order, max(slots, lots_per_batch + lots_per_group - 1))

@@ -39,10 +39,10 @@ class JobMap:
         return self._pool[signal]
 
 
-def back_to_generation(colocated: bool, batch_available: bool, wanting: int, min_pending: int) -> bool:
+def back_to_generation(alone: bool, batch_available: bool, wanting: int, min_pending: int) -> bool:
     """Whether a shared pool leaves training when the trainer is free.
 
-    Colocated: always (nothing else generates). Hybrid: if no batch is available and at least `min_pending` trajectories could
-    use its engines.
+    Colocated, or no other engine is left: always (nothing else generates). Hybrid: if no batch is available and at least
+    `min_pending` trajectories could use its engines.
     """
-    return colocated or (not batch_available and wanting >= min_pending)
+    return alone or (not batch_available and wanting >= min_pending)

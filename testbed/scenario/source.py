@@ -203,9 +203,7 @@ def parse(text: str, file: str) -> Source:
     except yaml.reader.ReaderError as err:
         code = err.character if isinstance(err.character, int) else ord(err.character)
         line = text[: err.position].count("\n") + 1
-        raise ScenarioError(
-            Fault("", f"character U+{code:04X} is not allowed", where=f"{file}:{line}")
-        ) from None
+        raise ScenarioError(Fault("", f"character U+{code:04X} is not allowed", where=f"{file}:{line}")) from None
     except yaml.MarkedYAMLError as err:
         raise ScenarioError(_yaml_fault(err, text, file)) from None
     except RecursionError:

@@ -82,6 +82,8 @@ class Study:
     variants: list[Variant]
     base_dir: Path
     """What file names in the scenarios are relative to: the folder of the base."""
+    allow_unequal: tuple[Unequal, ...] = ()
+    """What may differ between variants although comparisons normally forbid it."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), *, simulated: bo
     faults = [f.at(places[v.name]) for v in variants for f in _unfair(v, reference, file.allow_unequal)]
     if faults:
         raise ScenarioError(in_order(faults))
-    return Study(file.study, file.question, seeds, baseline, variants, base_dir)
+    return Study(file.study, file.question, seeds, baseline, variants, base_dir, file.allow_unequal)
 
 
 def _base(file: StudyFile, written: Source, path: Path) -> tuple[Source, Path]:

@@ -93,19 +93,9 @@ CASES = (
         ("experience.buffer.async_data_buffer_capacity_factor=1",),
     ),
     Broken(
-        "deadlock_interval",
-        (
-            "deadlock_interval.yaml:25: weights.update_weights_interval: deadlock: a publication follows 4 "
-            "batches, and `bounded` submits at most 2 before the next publication (nearest: "
-            "weights.update_weights_interval: 2, or rollout.admission: {type: bounded, max_head_offpolicyness: "
-            "3})",
-        ),
-        ("rollout.admission={type: bounded, max_head_offpolicyness: 3}",),
-    ),
-    Broken(
         "deadlock_over_sampling",
         (
-            "deadlock_over_sampling.yaml:24: experience.buffer.max_buffered_groups: deadlock: a round starts "
+            "deadlock_over_sampling.yaml:24: experience.buffer.max_buffered_groups: a round starts "
             "1.5 x 32 = 48 groups and each reserves a slot; there are 40 (nearest: "
             "experience.buffer.max_buffered_groups: 48)",
         ),
@@ -324,9 +314,8 @@ CASES = (
     Broken(
         "no_variance",
         (
-            "no_variance.yaml:24: experience.selection.filter_zero_variance: groups of 1 have no variance: "
-            "every group would be dropped (nearest: algorithm.n_samples_per_prompt: 8, or "
-            "experience.selection.filter_zero_variance: false)",
+            "no_variance.yaml:24: experience.selection.filter_zero_variance: groups of 1 have no variance to filter by "
+            "(nearest: algorithm.n_samples_per_prompt: 8, or experience.selection.filter_zero_variance: false)",
         ),
         ("algorithm.n_samples_per_prompt=8",),
     ),

@@ -25,7 +25,10 @@ _INT = {
     "--page-size": "page_size",
     "--context-length": "context_length",
 }
-_OTHER = {"--schedule-policy": ("schedule_policy", str), "--schedule-conservativeness": ("schedule_conservativeness", float)}
+_OTHER = {
+    "--schedule-policy": ("schedule_policy", str),
+    "--schedule-conservativeness": ("schedule_conservativeness", float),
+}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -36,7 +39,11 @@ def load(path: Path) -> dict[str, Any]:
 def options(trace: dict[str, Any]) -> EngineModelOptions:
     """Engine options from the server's arguments; an argument that changes scheduling and is not modelled is an error."""
     args = list(trace["server_args"])
-    known: dict[str, Any] = {"chunked_prefill_size": 4096, "context_length": 2048, "forward": "host"}  # as on that machine
+    known: dict[str, Any] = {
+        "chunked_prefill_size": 4096,
+        "context_length": 2048,
+        "forward": "host",
+    }  # as on that machine
     while args:
         name = args.pop(0)
         if "=" in name:

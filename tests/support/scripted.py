@@ -30,6 +30,7 @@ class Scripted:
         values: Callable[[int], float] = lambda trajectory: float(trajectory % 2),
         turns: int = 1,
         tasks: int | None = None,
+        environments: bool = False,
         **seconds: float,
     ) -> None:
         self.core = Core(scenario)
@@ -46,7 +47,7 @@ class Scripted:
             **seconds,
         }
         self._turn, self._copy, self._requantize, self._reward, self._values = turn, copy, requantize, reward, values
-        self._turns, self._tasks = turns, tasks
+        self._turns, self._tasks, self._environments = turns, tasks, environments
         self._heap: list[tuple[float, int, Any]] = []
         self._order = count()
         self.now = 0.0
@@ -63,6 +64,9 @@ class Scripted:
         """Whether this step of a weight update ends in `WeightUpdateFailed` instead of its answer."""
         self.drops: Callable[[do.Action], bool] = lambda action: False
         """Whether this step of a weight update is never answered (a hung engine)."""
+        self.turn_fails: Callable[[do.StartTurn], bool] = lambda action: False
+        """Whether this turn is lost half-way (and nobody asked for it)."""
+        self.tool_fails: Callable[[do.RunTool], bool] = lambda action: False
         self.early_release = False
         """The trainer is released with the preparation (a snapshot), not with the last copy (a collective)."""
 
@@ -144,14 +148,24 @@ class Scripted:
             return
         task = a.task if a.task >= 0 else self._drawn
         self._drawn += a.task < 0
-        self.at(self.now, lambda t: said.TaskArrived(t, a.group, task, 100))
+        self.at(self.now, lambda t: said.TaskArrived(t, a.group, task, 100, environment=self._environments))
 
     def _on_StartTurn(self, a: do.StartTurn) -> None:
         seconds = self._turn(a) if callable(self._turn) else self._turn
         serial = next(self._order)
         self._live[a.trajectory] = (a, self.now, serial)
         self._spans[a.trajectory] = [(self.version[a.engine], self.now)]
+        if self.turn_fails(a):
+            self.at(self.now + seconds / 2, lambda t: self._lost_turn(t, a, serial))
+            return
         self._end_turn(a, seconds, serial)
+
+    def _lost_turn(self, t: float, a: do.StartTurn, serial: int) -> said.Event | None:
+        live = self._live.get(a.trajectory)
+        if live is None or live[2] != serial:
+            return None
+        del self._live[a.trajectory]
+        return said.TurnFailed(t, a.trajectory, a.turn, a.engine, "refused", 3)
 
     def _end_turn(self, a: do.StartTurn, seconds: float, serial: int) -> None:
         start = self.now
@@ -196,7 +210,7 @@ class Scripted:
         self._fail_turn(a.trajectory, "aborted")
 
     def _on_RunTool(self, a: do.RunTool) -> None:
-        self.at(self.now + self.seconds["tool"], lambda t: said.ToolFinished(t, a.trajectory, 20))
+        self.at(self.now + self.seconds["tool"], lambda t: said.ToolFinished(t, a.trajectory, 20, self.tool_fails(a)))
 
     def _on_PrepareEnvironment(self, a: do.PrepareEnvironment) -> None:
         self.at(self.now + self.seconds["environment"], lambda t: said.EnvironmentReady(t, a.trajectory))

@@ -55,7 +55,6 @@ RULES: tuple[Rule, ...] = (
     updates.path_fits_placement,
     updates.in_place_keeps_kv,
     updates.abort_makes_progress,
-    updates.admission_reaches_publication,
     updates.waves_within_engines,
     inputs.steps_after_warmup,
 )

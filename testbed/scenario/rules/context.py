@@ -82,14 +82,8 @@ class Context:
 
     @property
     def versions_ahead(self) -> int:
-        """The staleness bound that the buffer must have room for: the declared one, else what admission implies."""
-        if self.synchronous:
-            return 0
-        a = self.scenario.rollout.admission
-        bound = self.scenario.experience.staleness.bound
-        if bound is not None:
-            return bound
-        return a.max_head_offpolicyness if isinstance(a, BoundedStaleness) else int(isinstance(a, OneStepAhead))
+        """The staleness bound that the buffer must have room for: a synchronous run never holds more than a batch."""
+        return 0 if self.synchronous else self.scenario.experience.staleness.bound or 0
 
     @property
     def refills(self) -> bool:

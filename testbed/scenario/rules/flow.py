@@ -50,14 +50,14 @@ def buffer_holds_a_batch(c: Context) -> Iterator[Fault]:
             key = "experience.buffer.async_data_buffer_capacity_factor"
             yield Fault(key, what, f"{key}: 1")
         return
-    slots = buffer.max_buffered_groups
     ratio = _over_sampling_ratio(c)
     need = b * (c.versions_ahead + 1) if ratio is None else math.ceil(ratio * b)
-    if slots is None or slots >= need:
+    slots = buffer.max_buffered_groups or b * ((c.scenario.experience.staleness.bound or 0) + 1)
+    if slots >= need:
         return
     key = "experience.buffer.max_buffered_groups"
     if ratio is not None:
-        what = f"deadlock: a round starts {ratio:g} x {b} = {need} groups and each reserves a slot; there are {slots}"
+        what = f"a round starts {ratio:g} x {b} = {need} groups and each reserves a slot; there are {slots}"
         yield Fault(key, what, f"{key}: {need}")
         return
     what = (
@@ -170,12 +170,12 @@ def groups_with_variance(c: Context) -> Iterator[Fault]:
     if not c.scenario.experience.selection.filter_zero_variance:
         return
     key, near = "experience.selection.filter_zero_variance", "experience.selection.filter_zero_variance: false"
-    if "reward" not in a.signals:
-        yield Fault(key, f"advantage `{a.advantage}` has no rewards whose variance could be zero", near)
+    if not a.group_ready_together:
+        yield Fault(key, f"advantage `{a.advantage}` compares no groups whose rewards could be equal", near)
     elif a.n_samples_per_prompt == 1:
         yield Fault(
             key,
-            "groups of 1 have no variance: every group would be dropped",
+            "groups of 1 have no variance to filter by",
             f"algorithm.n_samples_per_prompt: 8, or {near}",
         )
     elif c.scenario.workload.type != "journal" and rewards.success_rate in (0.0, 1.0):

@@ -80,20 +80,6 @@ def abort_makes_progress(c: Context) -> Iterator[Fault]:
         yield Fault(key, what, f"{key}: retract")
 
 
-def admission_reaches_publication(c: Context) -> Iterator[Fault]:
-    """N_submitted <= (version + eta + 1) B must allow the batches that one publication waits for."""
-    a, interval = c.scenario.rollout.admission, c.scenario.weights.update_weights_interval
-    eta = 0 if c.synchronous else a.max_head_offpolicyness if isinstance(a, BoundedStaleness) else None
-    if eta is not None and interval > eta + 1:
-        what = (
-            f"deadlock: a publication follows {interval} batches, "
-            f"and `{a.type}` submits at most {eta + 1} before the next publication"
-        )
-        bounded = f"rollout.admission: {{type: bounded, max_head_offpolicyness: {interval - 1}}}"
-        other = "" if c.scenario.placement.mode == "colocated" else f", or {bounded}"
-        yield Fault("weights.update_weights_interval", what, f"weights.update_weights_interval: {eta + 1}{other}")
-
-
 def waves_within_engines(c: Context) -> Iterator[Fault]:
     """A wave has at most as many engines as there are."""
     p = c.scenario.weights.participation

@@ -1,0 +1,169 @@
+"""The engine model against traces of real SGLang 0.5.23 schedulers, and against an independent model where no trace exists.
+
+Compared in every iteration: the batch and its order, prefix and new token counts, the queue before and after, the running batch,
+the latch, the chunked request, free, evictable and locked slots, rows, new_token_ratio to the last bit, evictions wanted and
+got, retractions, finishes and cached tokens. There is no tolerance.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.engine_request import Request
+from sim.engine_scheduler import EngineModelOptions, Scheduler
+from tests.support import reference_scheduler as reference
+from tests.support.scheduler_traces import TRACES, iterations, load, options, replay, runs
+
+FILES = sorted(TRACES.glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("skip", [False, True], ids=["iterate", "skip"])
+def test_trace_without_a_difference(path, skip: bool) -> None:
+    trace = load(path)
+    differences, scheduler, _ = replay(trace, skip)
+    assert differences == []
+    assert not scheduler.queue
+    assert scheduler.iterations == sum(it.next is not None and it.next["mode"] is not None for it in iterations(trace))
+    want = {r["rid"]: (r["cached_tokens"], r["num_retractions"]) for r in trace["requests"]}
+    assert len(want) == len(trace["requests"])
+
+
+def test_traces_are_all_there_and_reach_what_matters() -> None:
+    assert len(FILES) >= 11
+    skipped = evictions = retractions = batches = 0
+    for path in FILES:
+        trace = load(path)
+        differences, scheduler, k = replay(trace, True)
+        assert differences == []
+        skipped += k
+        batches += scheduler.iterations
+        retractions += scheduler.retractions
+        evictions += sum(len(it.evictions) for it in iterations(trace))
+    assert batches > 7000
+    assert skipped > batches / 2, "most iterations are taken in runs"
+    assert evictions > 1000
+    assert retractions >= 10
+
+
+def test_options_come_from_the_server_arguments_alone() -> None:
+    trace = {"server_args": ["--max-total-tokens", "64", "--page-size=16"], "server_env": {}, "passes_at_start": 2}
+    o = options(trace)
+    assert (o.max_total_num_tokens, o.page_size, o.passes, o.schedule_policy) == (64, 16, 2, "fcfs")
+    with pytest.raises(ValueError, match="--enable-mixed-chunk is not modelled"):
+        options({**trace, "server_args": ["--enable-mixed-chunk"]})
+
+
+def _reference_and_model(rnd: random.Random) -> tuple[reference.Engine, Scheduler]:
+    page = rnd.choice([1, 1, 1, 4, 16])
+    pool = rnd.choice([300, 500, 900, 2000]) // page * page
+    chunk = rnd.choice([None, 16, 64, 4096])
+    slots, policy, overlap = rnd.choice([2, 4, 8, 16]), rnd.choice(["fcfs", "lpm"]), rnd.random() < 0.7
+    conservativeness, decay, prefill = (
+        rnd.choice([1.0, 0.3, 0.05, 0.02]),
+        rnd.choice([600, 5]),
+        rnd.choice([16384, 128]),
+    )
+    passes = rnd.choice([0, 1, 31])
+    ref = reference.Engine(
+        pool, slots, chunk, prefill, page, policy, overlap, conservativeness, ctx=2048, decay=decay, passes=passes
+    )
+    model = Scheduler(
+        EngineModelOptions(
+            max_total_num_tokens=pool,
+            max_running_requests=slots,
+            chunked_prefill_size=-1 if chunk is None else chunk,
+            max_prefill_tokens=prefill,
+            page_size=page,
+            schedule_policy=policy,
+            schedule_conservativeness=conservativeness,
+            context_length=2048,
+            disable_overlap_schedule=not overlap,
+            new_token_ratio_decay_steps=decay,
+            passes=passes,
+        )
+    )
+    return ref, model
+
+
+def _draw(rnd: random.Random, vocabulary: int, documents, history, pool: int, page: int):
+    """One request as (prompt, outputs, max_new_tokens, ignore_eos, logprob_start)."""
+    if history and rnd.random() < 0.5:
+        prompt, outputs = rnd.choice(history)
+        prompt = [*prompt, *outputs]
+    else:
+        prompt = rnd.choice(documents)[: rnd.randrange(1, 150)]
+    prompt = [*prompt, *(rnd.randrange(vocabulary) for _ in range(rnd.randrange(1, 20)))][: pool - 60]
+    limit = rnd.randrange(1, 100)
+    room = min(limit, min(2048, pool) - 2 - len(prompt), pool - -(-len(prompt) // page) * page - page - 1)
+    n = room if rnd.random() < 0.4 else min(rnd.randrange(1, limit + 1), room)
+    outputs = [rnd.randrange(vocabulary) for _ in range(max(n, 1))]
+    return prompt, outputs, limit, rnd.random() < 0.3, rnd.choice([-1, -1, -1, 0, 10, len(prompt)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_equals_the_independent_model(seed: int) -> None:
+    """Random servers and workloads, real token ids (a small vocabulary makes accidental prefixes), every iteration."""
+    rnd = random.Random(seed)
+    ref, model = _reference_and_model(rnd)
+    got_evictions: list[tuple[int, int]] = []
+    evict = ref.tree.evict
+
+    def logged(engine, target):
+        before = engine.avail
+        evict(engine, target)
+        got_evictions.append((target - before, engine.avail - before))
+
+    ref.tree.evict = logged
+    model.cache.log, model.trace = [], []
+    vocabulary = rnd.choice([3, 50])
+    documents = [[rnd.randrange(vocabulary) for _ in range(200)] for _ in range(3)]
+    arrivals: dict[int, int] = {}
+    for _ in range(30):
+        at = rnd.randrange(rnd.choice([1, 60, 200]))
+        arrivals[at] = arrivals.get(at, 0) + 1
+    prompts: dict[int, list[int]] = {}
+    history: list[tuple[list[int], list[int]]] = []
+    mode = {None: None, "EXTEND": 2, "DECODE": 1}
+    for n in range(4000):
+        news = []
+        for _ in range(arrivals.get(n, 0)):
+            rid = len(prompts)
+            prompt, outputs, limit, ignore_eos, start = _draw(rnd, vocabulary, documents, history, ref.pool, ref.page)
+            prompts[rid] = prompt
+            news.append(reference.Req(rid, prompt, outputs, limit, ignore_eos, start))
+            model.enqueue(
+                Request(
+                    rid=rid,
+                    content=runs(prompt),
+                    prompt_tokens=len(prompt),
+                    output_tokens=len(outputs),
+                    max_new_tokens=limit,
+                    ignore_eos=ignore_eos,
+                    output_runs=runs(outputs),
+                    logprob_start=start,
+                )
+            )
+        got_evictions.clear()
+        model.cache.log.clear()
+        model.trace.clear()
+        batch, finished = ref.step(news)
+        kind = model.form(float(n))
+        assert ref.full == model.full
+        model.settle(kind, float(n))
+        assert (batch and (mode[batch["mode"]], batch["log"])) == (model.trace[0] if model.trace else None)
+        assert [(r.rid, r.cached, len(r.out)) for r in finished] == [(r.rid, r.cached, r.out) for r in model.ended]
+        assert got_evictions == [(w, g) for w, g, _ in model.cache.log]
+        assert (ref.avail, ref.tree.evictable, ref.rows) == (model.cache.free, model.cache.evictable, model.rows)
+        assert ref.ratio == model.ratio.value()
+        assert [r.rid for r in ref.waiting] == [r.rid for r in model.queue]
+        history += [(prompts[r.rid], r.out) for r in finished]
+        model.ended.clear()
+        if n > 200 and batch is None and not ref.waiting:
+            break
+    assert len(history) == len(prompts) == 30
