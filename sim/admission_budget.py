@@ -17,9 +17,9 @@ CLIP_MAX_NEW_TOKENS = 4096
 class NewTokenRatio:
     """Share of `max_new_tokens` that running requests are expected to use.
 
-    It starts at `min(0.7 x schedule_conservativeness, 1)`, falls linearly to 0.14 of that over `decay_steps` decode steps, and is
-    set anew by a retraction. Values are tabulated by repeated subtraction, as the engine computes them, so they are equal to
-    the last bit whether steps are taken one by one or many at once.
+    It starts at `min(0.7 x schedule_conservativeness, 1)`, falls linearly to 0.14 of that over `decay_steps` decode
+    steps, and is set anew by a retraction. Values are tabulated by repeated subtraction, as the engine computes them,
+    so they are equal to the last bit whether steps are taken one by one or many at once.
     """
 
     __slots__ = ("_fresh", "_table", "init", "minimum", "step", "taken")

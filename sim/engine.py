@@ -4,12 +4,12 @@ It knows when iterations start and end, when results become visible, and what pa
 do to requests. It refuses to know who sends requests and why, and it never reads a clock: every call carries `now`.
 
 How it is driven. `wake_at` is when the engine next has something to say or needs to take in what has arrived; call
-`advance(wake_at)` then, after everything else of that instant, and look at `wake_at` again. An iteration takes in every request
-that came no later than its start. So `advance` returns as soon as it has notices of the instant `now` (the caller may answer them
-with requests of the same instant) and forms the next batch when it is called again.
+`advance(wake_at)` then, after everything else of that instant, and look at `wake_at` again. An iteration takes in every
+request that came no later than its start. So `advance` returns as soon as it has notices of the instant `now` (the
+caller may answer them with requests of the same instant) and forms the next batch when it is called again.
 
-The engine is lazy: between two calls its state is that of the iteration boundary `t`, and a planned run of decode steps is
-carried out when it is over or something cuts it. A request that can only join the queue (no free row, or the latch
+The engine is lazy: between two calls its state is that of the iteration boundary `t`, and a planned run of decode steps
+is carried out when it is over or something cuts it. A request that can only join the queue (no free row, or the latch
 `batch_is_full` set) does not cut a run.
 """
 
@@ -44,7 +44,8 @@ class EngineStuck(RuntimeError):
 
 
 class EngineModel(Scheduler):
-    """`mode`: `skip` takes runs of equal decode steps at once; `iterate` goes through every iteration (the reference)."""
+    """`mode`: `skip` takes runs of equal decode steps at once; `iterate` goes through every iteration (the
+    reference)."""
 
     def __init__(self, options: EngineModelOptions, costs: CostModel, mode: str = "skip") -> None:
         super().__init__(options)
@@ -76,13 +77,16 @@ class EngineModel(Scheduler):
         self.due: list[Notice] = []
         """Notices not yet returned, in time order."""
         self.prefill_s = self.recompute_s = self.decode_s = 0.0
-        """GPU seconds so far: prompts computed for the first time, computed again, and decode steps (of whole iterations)."""
+        """GPU seconds so far: prompts computed for the first time, computed again, and decode steps (of whole
+        iterations)."""
         self._k = -1
         """Steps of the planned run; -1: no run."""
         self._base = 0.0
         self._total = 0.0
         self._whole = 0
         """Duration of the planned run of `_whole` steps."""
+        self._edge = -1.0
+        """The boundary at which the planned run ends, if it has been worked out."""
         self._form = False
         """Whether an iteration is to be formed after the planned run."""
         self._open = False
@@ -111,8 +115,8 @@ class EngineModel(Scheduler):
     def abort(self, now: float, rid: Any) -> None:
         """Abort a request; a request that is not open any more is ignored.
 
-        Waiting: gone at the next iteration. Running: ends with its next token, which is kept. Half prefilled: gone at the next
-        iteration, its last chunk unpublished.
+        Waiting: gone at the next iteration. Running: ends with its next token, which is kept. Half prefilled: gone at
+        the next iteration, its last chunk unpublished.
         """
         r = self.live.get(rid)
         if r is None:
@@ -130,9 +134,9 @@ class EngineModel(Scheduler):
     def pause(self, now: float, mode: str) -> None:
         """Stop at the next iteration boundary; `Paused` says when. From now on new requests wait outside.
 
-        `retract`: the results in flight are handled, then everything goes back to the queue and its KV is given up (prompts stay
-        in the cache). `in_place`: everything stays as it is. `abort`: everything is aborted.
-        Raises ValueError for another mode, RuntimeError if already paused.
+        `retract`: the results in flight are handled, then everything goes back to the queue and its KV is given up
+        (prompts stay in the cache). `in_place`: everything stays as it is. `abort`: everything is aborted. Raises
+        ValueError for another mode, RuntimeError if already paused.
         """
         if mode not in PAUSE_MODES:
             raise ValueError(f"pause mode {mode!r} is one of {', '.join(PAUSE_MODES)}")
@@ -154,7 +158,8 @@ class EngineModel(Scheduler):
         self._let_in(now)
 
     def flush(self, now: float) -> bool:
-        """Forget the cache. Refused (False) while a batch exists, and while requests wait unless the engine is paused."""
+        """Forget the cache. Refused (False) while a batch exists, and while requests wait unless the engine is
+        paused."""
         self._let_go()
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             return False
@@ -168,7 +173,8 @@ class EngineModel(Scheduler):
         self.record_version(version)
 
     def release_memory(self, now: float) -> None:
-        """The GPU goes to someone else; the cache is gone. Raises RuntimeError while a batch exists or requests wait unpaused."""
+        """The GPU goes to someone else; the cache is gone. Raises RuntimeError while a batch exists or requests wait
+        unpaused."""
         self._let_go()
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             raise RuntimeError("memory can be released only when no request is running or waiting")
@@ -205,7 +211,8 @@ class EngineModel(Scheduler):
         return self.slots - self.cache.free - self.cache.evictable
 
     def sync(self, now: float) -> None:
-        """Bring counters and KV use up to the last iteration boundary before `now`. `wake_at` may change in its last digits."""
+        """Bring counters and KV use up to the last iteration boundary before `now`. `wake_at` may change in its last
+        digits."""
         k = self._k
         if k <= 0 or now <= self.t:
             return
@@ -214,7 +221,7 @@ class EngineModel(Scheduler):
             j = self.costs.steps_within(count, self.context + count, now - self._base) + 1 if now >= self._base else 0
         else:
             j = self.costs.steps_within(count, self.context + count, now - self.t)
-        j = min(j, k if self.overlap else k - 1)
+        j = min(j, k - 1)
         if j > 0:
             self._commit(j)
             self._plan()
@@ -270,7 +277,7 @@ class EngineModel(Scheduler):
         if not self.skip or not running or self.chunked is not None or (opened and self.queue):
             k = 0
         else:
-            k = self.plain_steps()
+            k = self.steps_ahead()
         if k <= 0:
             if not self.busy and not self.queue:
                 if self.draining:
@@ -286,6 +293,7 @@ class EngineModel(Scheduler):
             self._k, self._form, self.wake_at = 0, True, t
             return
         self._k = self._whole = k
+        self._edge = -1.0
         context = self.context + running
         run_time = self.costs.run_time
         self._total = total = run_time(running, context, k)
@@ -323,14 +331,12 @@ class EngineModel(Scheduler):
             while boundary < at:
                 j += 1
                 boundary = base + run_time(count, context, j)
-            while j and (earlier := base + run_time(count, context, j - 1) if j > 1 else base) >= at:
-                j, boundary = j - 1, earlier
             if self.device:
                 j += 1
         if j < self._k or (control and j == self._k):
             self._k = j
             self._form = False
-            self.wake_at = boundary
+            self.wake_at = self._edge = boundary
 
     def _commit(self, k: int) -> None:
         """Carry out `k` steps of the planned run; the state becomes that of the boundary after them."""
@@ -339,8 +345,13 @@ class EngineModel(Scheduler):
         run_time = self.costs.run_time
         total = self._total if k == self._whole else run_time(count, context, k)
         if self.device:
-            self.t = base if k == 1 else base + run_time(count, context, k - 1)
             self.gpu_end = base + total
+            if self._edge >= 0.0 and k == self._k:
+                self.t = self._edge
+            elif self._form and not self.inbox and k == self._k:
+                self.t = self.gpu_end  # nothing can be admitted at the boundary, and the next iteration ends here anyway
+            else:
+                self.t = base if k == 1 else base + run_time(count, context, k - 1)
         else:
             self.t = t + total
         self.decode_s += total
@@ -381,7 +392,8 @@ class EngineModel(Scheduler):
         elif idle and self.queue:
             r = self.queue[0]
             raise EngineStuck(
-                f"request {r.rid!r} ({r.prompt_tokens} prompt tokens, max_new_tokens {r.limit}) does not fit in {self.slots} slots"
+                f"request {r.rid!r} ({r.prompt_tokens} prompt tokens, max_new_tokens {r.limit}) "
+                f"does not fit in {self.slots} slots"
             )
         self.settle(kind, end)
         self.t = end
@@ -477,7 +489,7 @@ class EngineModel(Scheduler):
         """The notice that `r` has ended."""
         del self.live[r.rid]
         outputs = r.out if r.out < r.limit or r.abort else r.limit
-        spans = r.spans(outputs, self.version)
+        spans = ((self.version, 0, outputs),) if r.events is None and outputs else r.spans(outputs, self.version)
         if r.abort:
             self.due.append(
                 Aborted(

@@ -1,7 +1,8 @@
 """What goes into an engine and what comes out: requests and notices.
 
-A request says which tokens it brings and how many it will emit; it refuses to know engines, queues of other requests and time
-models. The scheduling state of a request lives in the same object (one allocation a request), below the line that says so.
+A request says which tokens it brings and how many it will emit; it refuses to know engines, queues of other requests
+and time models. The scheduling state of a request lives in the same object (one allocation a request), below the line
+that says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FOREVER = 1 << 60
 """Length of the run that stands for a request's outputs, however many it will make."""
 
 
-class Request(Struct, eq=False):
+class Request(Struct, eq=False, gc=False):
     """One generation request. An object is submitted once; a retry is a new object (it may carry the same `rid`)."""
 
     rid: int
@@ -27,7 +28,8 @@ class Request(Struct, eq=False):
     """The prompt as runs (content id, start, length), lengths summing to `prompt_tokens`."""
     prompt_tokens: int
     output_tokens: int
-    """Tokens it will emit, at least 1; the last one ends it. More than the (clipped) `max_new_tokens`: it ends there by length."""
+    """Tokens it will emit, at least 1; the last one ends it. More than the (clipped) `max_new_tokens`: it ends there by
+    length."""
     max_new_tokens: int
     stops: bool = True
     """Ends by a stop token; else by length, and then `output_tokens` is `max_new_tokens`."""
@@ -43,7 +45,8 @@ class Request(Struct, eq=False):
     logprob_start: int = -1
     """At most this many prompt tokens may come from the cache; -1: all but the last."""
 
-    # --- scheduling state; written by the engine alone -----------------------------------------------------------------
+    # --- scheduling state; written by the engine alone
+    # -----------------------------------------------------------------
     limit: int = 0
     """`max_new_tokens` after clipping to the pool and the context."""
     final: int = 0
@@ -101,7 +104,8 @@ class Request(Struct, eq=False):
         return cut(self.tokens(), lo, hi)
 
     def spans(self, outputs: int, version: int) -> tuple[Span, ...]:
-        """Which version made which outputs: the recorded changes, then `version` to the end. They partition the outputs."""
+        """Which version made which outputs: the recorded changes, then `version` to the end. They partition the
+        outputs."""
         if self.events is None:
             return ((version, 0, outputs),) if outputs else ()
         spans: list[Span] = []

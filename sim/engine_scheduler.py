@@ -1,14 +1,17 @@
-"""The scheduler of one SGLang 0.5.23 engine, rule for rule: which requests form which batch, in which order, with what memory.
+"""The scheduler of one SGLang 0.5.23 engine, rule for rule: which requests form which batch, in which order, with what
+memory.
 
-It is a deterministic function of the arrivals of each iteration. It refuses to know durations: `form` chooses a batch, `settle`
-handles the results that become visible at the end of the iteration, and whoever owns the clock says when that is.
+It is a deterministic function of the arrivals of each iteration. It refuses to know durations: `form` chooses a batch,
+`settle` handles the results that become visible at the end of the iteration, and whoever owns the clock says when that
+is.
 
-One iteration of the overlap loop: take in arrivals; publish the last chunk; choose a prefill batch or else one decode step;
-launch it; handle the results of the *previous* batch. Without overlap the results handled are the same batch's.
+One iteration of the overlap loop: take in arrivals; publish the last chunk; choose a prefill batch or else one decode
+step; launch it; handle the results of the *previous* batch. Without overlap the results handled are the same batch's.
 
-Between two changes of the running batch the same decode step repeats. `plain_steps` says how many such steps are ahead and
-`run` takes them all at once. Nothing here costs O(batch) or O(tokens) per iteration: contexts, remaining tokens and pages needed are
-running sums against `steps`, the count of decode steps launched, and finishes wait in a heap keyed by that count.
+Between two changes of the running batch the same decode step repeats. `plain_steps` says how many such steps are ahead
+and `run` takes them all at once. Nothing here costs O(batch) or O(tokens) per iteration: contexts, remaining tokens and
+pages needed are running sums against `steps`, the count of decode steps launched, and finishes wait in a heap keyed by
+that count.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from msgspec import Struct
 
 from sim.admission_budget import CLIP_MAX_NEW_TOKENS, FutureTokens, NewTokenRatio
 from sim.engine_request import FOREVER, Request
-from sim.radix_cache import Node, RadixCache, normalised
+from sim.radix_cache import RadixCache, normalised
 
 NOTHING, DECODE, EXTEND = 0, 1, 2
 """Kinds of batch."""
@@ -30,10 +33,13 @@ NOTHING, DECODE, EXTEND = 0, 1, 2
 RETRACT_DECODE_STEPS = 20
 """SGLANG_RETRACT_DECODE_STEPS: slots to free per remaining request after a retraction."""
 IN_BATCH_PREFIX = 32
-"""Tokens of a shared prefix from which lpm holds a request back (IN_BATCH_PREFIX_CACHING_{CHECK,DEPRIORITIZE}_THRESHOLD)."""
+"""Tokens of a shared prefix from which lpm holds a request back
+(IN_BATCH_PREFIX_CACHING_{CHECK,DEPRIORITIZE}_THRESHOLD)."""
 LPM_QUEUE = 128
 """Longest queue that lpm sorts, and how many waiting requests fcfs touches."""
 TOUCH_EVERY = 32
+NO_REQUESTS: list[Request] = []
+"""Shared; lists of requests are replaced, never changed."""
 _TIE = 1e-3
 """A float comparison closer than this many tokens is decided by summing in the engine's own order."""
 _LATE = float("inf")
@@ -60,15 +66,16 @@ class EngineModelOptions(Struct, frozen=True):
     context_length: int = 1 << 40
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
-    """Nothing is reused and nothing stays after a finish. The scheduling rules stay those of a cache that never hits."""
+    """Nothing is reused and nothing stays after a finish. The scheduling rules stay those of a cache that never
+    hits."""
     new_token_ratio_decay_steps: int = 600
     """SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS."""
     forward: str = "device"
-    """`device`: launching a batch takes no host time and the host waits for the previous one; `host`: the CPU engine, whose
-    forward is synchronous."""
+    """`device`: launching a batch takes no host time and the host waits for the previous one; `host`: the CPU engine,
+    whose forward is synchronous."""
     exact_spans: bool = False
-    """Count the token in flight at an in-place weight change to the old version, which made it. The real engine under overlap counts
-    it to the new one, and so does the default."""
+    """Count the token in flight at an in-place weight change to the old version, which made it. The real engine under
+    overlap counts it to the new one, and so does the default."""
     passes: int = 0
     """Scheduling passes counted before the first request (a server that was health-probed has 1)."""
 
@@ -125,7 +132,7 @@ class Scheduler:
         self.finishes: list[tuple[int, int, Request]] = []
         """(finish_key, entry, request); an entry is valid while the request says so."""
         self.finish_key = 0
-        """Count of steps at which the next last token is in flight, as of the latest `plain_steps`."""
+        """Count of steps at which the next last token is in flight, as of the latest `steps_ahead`."""
         self.formed: list[Request] = []
         """The prefill batch of the iteration being formed."""
         self._ending: list[Request] = []
@@ -159,7 +166,8 @@ class Scheduler:
         self.queue.append(r)
 
     def abort_request(self, r: Request, reason: str = "aborted") -> bool:
-        """Abort at the start of an iteration. Returns True if it was waiting and is gone; else it ends with its next result."""
+        """Abort at the start of an iteration. Returns True if it was waiting and is gone; else it ends with its next
+        result."""
         if r.done or r.abort:
             return False
         r.abort = reason
@@ -204,7 +212,8 @@ class Scheduler:
                         r.events = []
                     r.events.append((old, outputs))
 
-    # --- membership of the running batch -------------------------------------------------------------------------------
+    # --- membership of the running batch
+    # -------------------------------------------------------------------------------
 
     def _join(self, r: Request) -> None:
         steps, kv = self.steps, r.kv
@@ -237,13 +246,6 @@ class Scheduler:
             r.finish_key = outputs - 1 + r.prompt_tokens - r.base
             heappush(self.finishes, (r.finish_key, r.entry, r))
 
-    def next_finish(self) -> int:
-        """Count of steps at which the next last token is in flight. The running batch may not be empty."""
-        heap = self.finishes
-        while heap[0][1] != heap[0][2].entry:
-            heappop(heap)
-        return heap[0][0]
-
     def _pop_ending(self, key: int) -> list[Request]:
         """Running requests whose last token is in flight at `key` steps, in batch order."""
         heap = self.finishes
@@ -259,7 +261,8 @@ class Scheduler:
     # --- the tree -----------------------------------------------------------------------------------------------------
 
     def _publish(self, r: Request, upto: int) -> None:
-        """Put the first `upto` tokens of `r` in the tree and lock them; slots someone else published first are freed."""
+        """Put the first `upto` tokens of `r` in the tree and lock them; slots someone else published first are
+        freed."""
         page, cache = self.page, self.cache
         p = r.prompt_tokens
         if page > 1:
@@ -550,11 +553,14 @@ class Scheduler:
         return cache.free >= need
 
     def _decode(self) -> bool:
-        """One decode step of the running batch. False if there is none (nothing left to run, or it must wait for memory)."""
+        """One decode step of the running batch. False if there is none (nothing left to run, or it must wait for
+        memory)."""
         before = len(self.batch)
-        ending = [r for r in self._ending if r.final >= r.limit]  # their last token is in flight: no row for them
-        for r in ending:
-            self._leave(r)
+        ending = 0
+        for r in self._ending:
+            if r.final >= r.limit:  # its last token is in flight: no row for it
+                self._leave(r)
+                ending += 1
         if not self.batch:
             self.full = False
             return False
@@ -624,7 +630,8 @@ class Scheduler:
     # --- one iteration ------------------------------------------------------------------------------------------------
 
     def form(self, t: float) -> int:
-        """Choose and launch the next batch; returns its kind. `settle` must follow. `t`: its launch time, for the requests."""
+        """Choose and launch the next batch; returns its kind. `settle` must follow. `t`: its launch time, for the
+        requests."""
         r = self.chunked
         if r is not None:
             if r.abort:
@@ -636,10 +643,12 @@ class Scheduler:
                 if r.end > r.prefix:
                     self._publish(r, r.end)
                 r.prefix = r.end
-        self._ending = self._pop_ending(self.steps) if self.overlap and self.finishes else []
+        finishes = self.finishes
+        ends = finishes and finishes[0][0] <= self.steps and self.overlap
+        self._ending = self._pop_ending(self.steps) if ends else NO_REQUESTS
         if not self.batch:
             self.full = False
-        self.formed = [] if self.chunked is None and (self.full or not self.queue) else self._prefill(t)
+        self.formed = NO_REQUESTS if self.chunked is None and (self.full or not self.queue) else self._prefill(t)
         kind = NOTHING
         if self.formed:
             kind = EXTEND
@@ -654,7 +663,8 @@ class Scheduler:
         return kind
 
     def settle(self, kind: int, t: float) -> None:
-        """Handle the results visible at the end of the iteration (time `t`) that launched a batch of `kind`; then merge a prefill."""
+        """Handle the results visible at the end of the iteration (time `t`) that launched a batch of `kind`; then merge
+        a prefill."""
         formed = self.formed
         if not self.overlap:
             if kind == EXTEND:
@@ -738,12 +748,20 @@ class Scheduler:
     def plain_steps(self) -> int:
         """How many decode steps of the present running batch are ahead in which nothing happens but the steps.
 
-        With overlap the next finish is handled in the iteration after them, else in the last of them. 0: form an iteration.
+        With overlap the next finish is handled in the iteration after them, else in the last of them. 0: form an
+        iteration.
         """
         if not self.batch or self.chunked is not None or (self.queue and self.admits()):
             return 0
-        self.finish_key = self.next_finish()
-        steps = self.finish_key - self.steps
+        return self.steps_ahead()
+
+    def steps_ahead(self) -> int:
+        """The same where something runs and no prefill can be formed."""
+        heap = self.finishes
+        while heap[0][1] != heap[0][2].entry:
+            heappop(heap)
+        self.finish_key = key = heap[0][0]
+        steps = key - self.steps
         cache, page, count = self.cache, self.page, len(self.batch)
         slots = cache.free + cache.evictable
         if steps * count > slots if page == 1 else (steps + page) * count > slots - page:
@@ -763,7 +781,8 @@ class Scheduler:
         return k
 
     def run(self, k: int) -> None:
-        """Take `k` plain steps. Evictions happen at the steps, and with the sizes, at which single steps would have them."""
+        """Take `k` plain steps. Evictions happen at the steps, and with the sizes, at which single steps would have
+        them."""
         page, cache, count = self.page, self.cache, len(self.batch)
         steps = self.steps
         if self.trace is not None:
@@ -785,7 +804,7 @@ class Scheduler:
         self.ratio.taken += k
         self.iterations += k
         self.last = DECODE
-        self.flight = []
+        self.flight = NO_REQUESTS
         if not self.overlap:
             for r in self._pop_ending(self.steps):
                 self._end(r)

@@ -1,14 +1,17 @@
-"""The prefix cache of one engine: SGLang's page-granular radix tree over KV slots, with locks and least-recently-used leaves.
+"""The prefix cache of one engine: SGLang's page-granular radix tree over KV slots, with locks and least-recently-used
+leaves.
 
-It owns which token sequences have KV, who holds them, how many slots are free, and what goes first when slots run short.
-It refuses to know requests, batches and time: recency is a counter.
+It owns which token sequences have KV, who holds them, how many slots are free, and what goes first when slots run
+short. It refuses to know requests, batches and time: recency is a counter.
 
-Content is not stored as tokens. A token sequence is a tuple of runs `(content, start, length)`: tokens start..start+length-1
-of the content with that id. Equal runs are equal tokens, so every operation costs O(nodes and runs touched), never O(tokens).
+Content is not stored as tokens. A token sequence is a tuple of runs `(content, start, length)`: tokens
+start..start+length-1 of the content with that id. Equal runs are equal tokens, so every operation costs O(nodes and
+runs touched), never O(tokens).
 
-Rules (SGLang 0.5.23, `mem_cache/unified_radix_cache.py`): a partly covered node is split at a page boundary and its suffix
-counts as fresh; a match stamps its path with the deepest node newest; an insertion stamps each node on the way down; locks
-hold a whole path; eviction takes whole unlocked leaves, oldest first, and stops as soon as enough slots are free.
+Rules (SGLang 0.5.23, `mem_cache/unified_radix_cache.py`): a partly covered node is split at a page boundary and its
+suffix counts as fresh; a match stamps its path with the deepest node newest; an insertion stamps each node on the way
+down; locks hold a whole path; eviction takes whole unlocked leaves, oldest first, and stops as soon as enough slots are
+free.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ Run = tuple[int, int, int]
 Runs = tuple[Run, ...]
 
 _DEPTH = 1 << 16
-"""Stamps reserved for one path, so that its nodes can be stamped from the deepest up. Only the order of stamps matters."""
+"""Stamps reserved for one path, so that its nodes can be stamped from the deepest up. Only the order of stamps
+matters."""
 _NEVER = 1 << 62
 
 
@@ -132,7 +136,8 @@ class RadixCache:
         return tuple(out)
 
     def _descend(self, node: Node, runs: Runs, length: int, stamp: bool) -> tuple[Node, int]:
-        """Follow `runs` (at most `length` tokens, a multiple of the page) down from `node`; split a partly covered node.
+        """Follow `runs` (at most `length` tokens, a multiple of the page) down from `node`; split a partly covered
+        node.
 
         Returns the node reached and the tokens covered.
         """
@@ -179,7 +184,8 @@ class RadixCache:
         return node, i
 
     def _split(self, kid: Node, at: int) -> Node:
-        """Cut a node after `at` tokens. The node stays the suffix, which counts as fresh; the new upper part is returned."""
+        """Cut a node after `at` tokens. The node stays the suffix, which counts as fresh; the new upper part is
+        returned."""
         parent = kid.parent
         clock = self.clock = self.clock + 2
         upper = Node(parent, cut(kid.key, 0, at), kid.ckey, at, clock - 1, kid.lock, kid.version)
@@ -233,8 +239,8 @@ class RadixCache:
     def extend(self, node: Node, runs: Runs, length: int, version: int, lock: bool) -> tuple[Node, int]:
         """Publish `length` tokens (a multiple of the page) below `node`, whose path is stamped by the caller.
 
-        Returns the last node and how many of the tokens were there already. With `lock`, the nodes below `node` are locked.
-        Slots change hands by the caller's arithmetic; a new unlocked leaf is counted evictable.
+        Returns the last node and how many of the tokens were there already. With `lock`, the nodes below `node` are
+        locked. Slots change hands by the caller's arithmetic; a new unlocked leaf is counted evictable.
         """
         top = node
         have = 0
@@ -270,7 +276,8 @@ class RadixCache:
         return last, have
 
     def separate(self, node: Node, at: int, runs: Runs) -> None:
-        """Make `at` a node boundary on the path to `node` (whose tokens begin with `runs`) and stamp the path up to it."""
+        """Make `at` a node boundary on the path to `node` (whose tokens begin with `runs`) and stamp the path up to
+        it."""
         while node.end > at:
             node = node.parent  # type: ignore[assignment]
         self.touch(node)
@@ -282,7 +289,8 @@ class RadixCache:
     def evict(self, target: int) -> None:
         """Drop whole unlocked leaves, least recently used first, until `target` slots are free or no such leaf is left.
 
-        The heap is lazy: one entry a node, checked when it comes up (stamps only grow, so an entry's stamp is a lower bound).
+        The heap is lazy: one entry a node, checked when it comes up (stamps only grow, so an entry's stamp is a lower
+        bound).
         """
         heap = self.heap
         before = self.free

@@ -156,7 +156,7 @@ class TrainingPool:
             available = experience.batch_ready or bool(experience.for_trainer)
             if self._ctx.closed or available:
                 return
-            wanting = len(self._rollouts.queue) + self._p.open_trajectories - self._rollouts.in_flight
+            wanting = self._p.open_trajectories
             others = any(e.state != "lost" and e.pool != self._spec.index for e in self._ctx.engines)
             alone = self._colocated or not others
             if not back_to_generation(alone, available, wanting, self._min_pending):

@@ -6,6 +6,8 @@ policy which path and which waves, and the experience store whether a publicatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.context import Context, ProtocolError
@@ -18,6 +20,27 @@ from testbed.policies.publication import RENDEZVOUS, choose_path, waves
 MAX_RETRIES = 3
 """Copies sent again to one engine under `on_failure: retry` before the update is given up; catch-ups tried again before the
 engine is."""
+
+
+def _not_draining(engine: Engine) -> bool:
+    return engine.state != "draining"
+
+
+def _empty_or_further(engine: Engine) -> bool:
+    return engine.state != "draining" or not engine.in_flight
+
+
+def _paused(engine: Engine) -> bool:
+    return engine.state == "paused"
+
+
+def _ready(engine: Engine) -> bool:
+    return engine.state == "ready"
+
+
+def _settled(engine: Engine) -> bool:
+    """Not on its way any more."""
+    return engine.state in ("serving", "lost", "away")
 
 
 class Update:
@@ -34,6 +57,10 @@ class Update:
         self.trainer_released = catch_up
         self.waves: list[tuple[int, ...]] = []
         self.wave: tuple[int, ...] = ()
+        self.members: frozenset[int] = frozenset()
+        """The wave, as a set."""
+        self.witness = 0
+        """Place in the wave of the engine that was not there yet when all of them were last looked at."""
         self.passed: set[int] = set()
         """Engines of this wave whose barrier is passed and that are being resumed."""
         self.retries: dict[int, int] = {}
@@ -42,6 +69,11 @@ class Update:
         self.overdue: set[int] = set()
         """Engines that were being resumed when the timer fired."""
         self.waits_for_pool = False
+
+    def set_wave(self, wave: tuple[int, ...]) -> None:
+        self.wave = wave
+        self.members = frozenset(wave)
+        self.witness = 0
 
 
 class Publications:
@@ -153,9 +185,9 @@ class Publications:
         return tuple(i for i in indexes if engines[i].state == "serving" and not engines[i].leaving)
 
     def _next_wave(self, update: Update) -> None:
-        update.wave = ()
+        update.set_wave(())
         while update.waves and not update.wave:
-            update.wave = self._takes_part(update.waves.pop(0))
+            update.set_wave(self._takes_part(update.waves.pop(0)))
         if not update.wave:
             self._conclude(update)
             return
@@ -185,22 +217,36 @@ class Publications:
         self._arm_when_drained(update)
 
     def _arm_when_drained(self, update: Update) -> None:
-        if update.timer < 0 and all(self._ctx.engines[i].state != "draining" for i in update.wave):
+        if update.timer < 0 and self._every(update, _not_draining):
             self._arm(update)
+
+    def _every(self, update: Update, there: Callable[[Engine], bool]) -> bool:
+        """Whether all engines of the wave are there. Looks first at the one that was not when last asked, so that asking after
+        each engine's step costs O(1) on the way."""
+        engines, wave = self._ctx.engines, update.wave
+        for k in range(len(wave)):
+            at = (update.witness + k) % len(wave)
+            if not there(engines[wave[at]]):
+                update.witness = at
+                return False
+        return True
 
     def turn_left(self, engine: Engine) -> None:
         """A turn left this engine: under `finish`, the last one lets the pause begin."""
         if engine.state == "draining" and not engine.in_flight and self.update is not None:
-            self._drained(self.update)
+            if self.update.path in RENDEZVOUS:
+                self._drained(self.update)
+            else:
+                self._pause(engine, self.update)
 
     def _drained(self, update: Update) -> None:
         """Under `finish`: pause the engines that have run empty; for a collective copy all of them, or none yet."""
-        draining = [e for e in (self._ctx.engines[i] for i in update.wave) if e.state == "draining"]
-        empty = [e for e in draining if not e.in_flight]
-        if update.path in RENDEZVOUS and len(empty) < len(draining):
+        if update.path in RENDEZVOUS and not self._every(update, _empty_or_further):
             return
-        for engine in empty:
-            self._pause(engine, update)
+        for index in update.wave:
+            engine = self._ctx.engines[index]
+            if engine.state == "draining" and not engine.in_flight:
+                self._pause(engine, update)
 
     def paused(self, event: said.EnginePaused) -> None:
         found = self._member(event.engine, "pausing")
@@ -221,10 +267,9 @@ class Publications:
 
     def _rendezvous(self, update: Update) -> None:
         """A collective copy starts when every engine of the wave is there."""
-        engines = [self._ctx.engines[i] for i in update.wave]
-        if all(e.state == "paused" for e in engines):
-            for engine in engines:
-                self._copy(engine, update)
+        if self._every(update, _paused):
+            for index in update.wave:
+                self._copy(self._ctx.engines[index], update)
 
     def _member(self, index: int, awaited: str, version: int | None = None) -> tuple[Engine, Update] | None:
         """The engine whose step was awaited, and its update; None if the answer comes too late to matter.
@@ -232,7 +277,7 @@ class Publications:
         Raises `ProtocolError` if nobody asked that engine (or for that version).
         """
         engine, update = self._ctx.engines[index], self.update
-        part = update is not None and index in update.wave and version in (None, update.version)
+        part = update is not None and index in update.members and version in (None, update.version)
         if index in self._cut_short and not (part and engine.state == awaited):
             return None
         if not part or update is None:
@@ -266,9 +311,9 @@ class Publications:
 
     def _barrier(self, update: Update) -> None:
         """Invariant 3: nobody resumes before every participant of the wave is ready."""
-        engines = [self._ctx.engines[i] for i in update.wave]
-        if any(e.state != "ready" for e in engines):
+        if not self._every(update, _ready):
             return
+        engines = [self._ctx.engines[i] for i in update.wave]
         if not update.waves and not update.catch_up:
             self._p.deployed = update.version  # the last participants are past the point of no return
         for engine in engines:
@@ -290,7 +335,7 @@ class Publications:
         self._wave_over(update)
 
     def _wave_over(self, update: Update) -> None:
-        if any(self._ctx.engines[i].state not in ("serving", "lost", "away") for i in update.wave):
+        if not self._every(update, _settled):
             return
         if not (update.catch_up and update.failed):
             for index in update.wave:  # together: the first to resume must not be given every turn that waits
@@ -417,9 +462,9 @@ class Publications:
         self._cut_short.add(engine.index)
         self._rollouts.engine_lost(engine)
         update = self.update
-        if update is None or engine.index not in update.wave:
+        if update is None or engine.index not in update.members:
             return
-        update.wave = tuple(i for i in update.wave if i != engine.index)
+        update.set_wave(tuple(i for i in update.wave if i != engine.index))
         if not update.failed and update.wave:
             if self._rule.pause_generation_mode == "finish":
                 self._drained(update)

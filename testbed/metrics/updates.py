@@ -56,11 +56,14 @@ class _Publication:
     def waves(self) -> list[list[_Participant]]:
         """Participants that shared a barrier: a later wave is asked to pause when an earlier one has resumed."""
         waves: list[list[_Participant]] = []
+        last_resumed = -1.0
         for p in sorted(self.resumed.values(), key=lambda p: p.asked):
-            if waves and p.asked < max(q.resumed for q in waves[-1]):
+            if waves and p.asked < last_resumed:
                 waves[-1].append(p)
+                last_resumed = max(last_resumed, p.resumed)
             else:
                 waves.append([p])
+                last_resumed = p.resumed
         return waves
 
     def parts(self) -> dict[str, float]:

@@ -80,8 +80,8 @@ def test_pl_04_the_learner_waits_less_the_more_gpus_generate_and_the_optimum_dep
     for results in (light, heavy):
         idle = [results[n][0] for n in (1, 2, 3)]
         assert idle == sorted(idle, reverse=True) and idle[0] > idle[2]
-    fastest = [min(results, key=lambda n: results[n][1]) for results in (light, heavy)]
-    assert fastest == [3, 1] or fastest == [3, 2]
+    # four turns a batch: max(40 s / rollout GPUs, work / trainer GPUs) is least at 3 + 1 and at 2 + 2
+    assert [min(results, key=lambda n: results[n][1]) for results in (light, heavy)] == [3, 2]
 
 
 @pytest.mark.parametrize("admission", ["sync", "bounded"])

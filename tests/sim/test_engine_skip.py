@@ -43,7 +43,8 @@ def assert_same(seed: int, **fixed) -> list[Driver]:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_skip_equals_iterate(seed: int) -> None:
-    """Arrivals, shared prefixes, aborts, pauses of each mode with new versions, retraction, chunks: all fields, times to 1e-12."""
+    """Arrivals, shared prefixes, aborts, pauses of each mode with new versions, retraction, chunks: all fields, times
+    to 1e-12."""
     assert_same(seed)
 
 

@@ -1,8 +1,9 @@
-"""The engine model against traces of real SGLang 0.5.23 schedulers, and against an independent model where no trace exists.
+"""The engine model against traces of real SGLang 0.5.23 schedulers, and against an independent model where no trace
+exists.
 
-Compared in every iteration: the batch and its order, prefix and new token counts, the queue before and after, the running batch,
-the latch, the chunked request, free, evictable and locked slots, rows, new_token_ratio to the last bit, evictions wanted and
-got, retractions, finishes and cached tokens. There is no tolerance.
+Compared in every iteration: the batch and its order, prefix and new token counts, the queue before and after, the
+running batch, the latch, the chunked request, free, evictable and locked slots, rows, new_token_ratio to the last bit,
+evictions wanted and got, retractions, finishes and cached tokens. There is no tolerance.
 """
 
 from __future__ import annotations
@@ -167,3 +168,40 @@ def test_equals_the_independent_model(seed: int) -> None:
         if n > 200 and batch is None and not ref.waiting:
             break
     assert len(history) == len(prompts) == 30
+
+
+def test_equals_the_independent_model_beyond_the_clip() -> None:
+    """Requests that may make more than 4,096 tokens are charged 4,096 of them until fewer are left."""
+    options = {"schedule_conservativeness": 0.5, "max_running_requests": 8, "page_size": 1, "context_length": 1 << 20}
+    ref = reference.Engine(9000, 8, 4096, 16384, 1, "fcfs", True, 0.5, ctx=1 << 20, passes=0)
+    model = Scheduler(EngineModelOptions(max_total_num_tokens=9000, chunked_prefill_size=4096, **options))
+    model.trace = []
+    rnd = random.Random(7)
+    for i in range(16):
+        prompt = [rnd.randrange(10**6) for _ in range(rnd.randrange(10, 200))]
+        outputs = [rnd.randrange(10**6) for _ in range(rnd.choice([300, 900, 1800]))]
+        limit, ignore_eos = rnd.choice([4000, 4200, 4700, 6000]), rnd.random() < 0.3
+        ref.waiting.append(reference.Req(i, prompt, outputs, limit, ignore_eos))
+        model.enqueue(
+            Request(
+                rid=i,
+                content=runs(prompt),
+                prompt_tokens=len(prompt),
+                output_tokens=len(outputs),
+                max_new_tokens=limit,
+                ignore_eos=ignore_eos,
+                output_runs=runs(outputs),
+            )
+        )
+    batches = 0
+    for _ in range(6000):
+        batch, finished = ref.step()
+        model.settle(model.form(0.0), 0.0)
+        assert (batch and batch["log"]) == (model.trace.pop()[1] if model.trace else None)
+        assert [r.rid for r in finished] == [r.rid for r in model.ended]
+        assert (ref.avail, ref.ratio) == (model.cache.free, model.ratio.value())
+        model.ended.clear()
+        batches += batch is not None
+        if batch is None and not ref.waiting and not ref.running:
+            break
+    assert batches > 2000

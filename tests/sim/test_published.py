@@ -202,7 +202,7 @@ def tail_step(admission: dict[str, Any], tail: int, folder: Path) -> float:
         weights__transition={"pause_generation_mode": "in_place", "kv": "keep"},
         weights__pause_overhead_s=0.0,
         training__sharding="zero1",
-        run={"num_rollout": 150, "warmup_steps": 30},
+        run={"num_rollout": 120, "warmup_steps": 30},
         simulation={"engine_costs": {"type": "linear", "base_s": 0.01, "per_sequence_s": 0.0}},
     )
     return simulate(given, folder).summary.step_time_mean_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ def test_normalised_runs_are_the_same_tokens_in_the_fewest_runs(runs) -> None:
     short = normalised(runs)
     assert tokens(short) == tokens(runs)
     assert all(n for _, _, n in short)
-    assert not any(a[0] == b[0] and a[1] + a[2] == b[1] for a, b in zip(short, short[1:], strict=False))
+    assert not any(a[0] == b[0] and a[1] + a[2] == b[1] for a, b in pairwise(short))
 
 
 @given(RUNS, st.data())

@@ -1,6 +1,7 @@
 """Reads traces of real SGLang schedulers and replays them on the engine model, iteration by iteration or in runs.
 
-It knows the trace format (`tests/data/sglang_scheduler_traces/README.md`) and the scheduler's state; it judges nothing but equality.
+It knows the trace format (`tests/data/sglang_scheduler_traces/README.md`) and the scheduler's state; it judges nothing
+but equality.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def options(trace: dict[str, Any]) -> EngineModelOptions:
-    """Engine options from the server's arguments; an argument that changes scheduling and is not modelled is an error."""
+    """Engine options from the server's arguments; an argument that changes scheduling and is not modelled is an
+    error."""
     args = list(trace["server_args"])
     known: dict[str, Any] = {
         "chunked_prefill_size": 4096,
