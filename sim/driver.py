@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ Progress = Callable[[float, int, int], None]
 """Called now and then with (simulated seconds, batches trained, events so far)."""
 
 
+FORM = ENGINE + 5
+"""An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they free."""
+
 COLLECT_EVERY = 500_000
 """Clock events between two collections of reference cycles (flushed prefix trees)."""
 
@@ -39,18 +43,23 @@ class StuckError(RuntimeError):
     """Work is queued and nothing finishes."""
 
 
+def forms(model: EngineModel) -> bool:
+    """Whether the engine's next wake-up starts an iteration (and does not end one or carry news)."""
+    return model._form and model._k <= 0 and not model.due
+
+
 class EngineSlot:
     """One engine model with its pending wake-up."""
 
-    __slots__ = ("index", "kv_rule", "model", "namespace", "paused_version", "scheduled")
+    __slots__ = ("index", "model", "namespace", "released", "scheduled")
 
     def __init__(self, index: int, model: EngineModel) -> None:
         self.index = index
         self.model = model
-        self.scheduled = float("inf")
+        self.scheduled = inf
         self.namespace = 0
-        self.kv_rule = ""
-        self.paused_version = 0
+        self.released = False
+        """Its GPUs train."""
 
 
 class SimulatedBackend:
@@ -96,6 +105,7 @@ class SimulatedBackend:
         )
         self._pending: deque[said.Event] = deque()
         self._telling = False
+        self._forming = False
         self._arrivals: Iterator[tuple[float, Task]] | None = None
         self._left_to_copy: dict[int, set[int]] = {}
         self.wake_ups = 0
@@ -226,33 +236,52 @@ class SimulatedBackend:
         self.clock.at(self.clock.now + self.scenario.simulation.watchdog_s, WATCHDOG, self._watchdog)
 
     def _fault(self, event: said.Event) -> None:
+        now = self.clock._now
         if isinstance(event, said.EngineLost):
             slot = self.engines[event.engine]
             slot.model = EngineModel(self._engine_options(slot.model.kv_total), self.costs, self.scenario.simulation.mode)
-            slot.scheduled = float("inf")
+            slot.scheduled = inf
+            if slot.released:
+                slot.model.release_memory(now)
         elif isinstance(event, said.EngineJoined):
-            self.engines[event.engine].model.set_version(self.clock.now, event.version)
+            slot = self.engines[event.engine]
+            slot.model.set_version(now, event.version)
+            if self._salt:
+                slot.namespace = event.version
         self.tell(event)
 
     # --- engines ----------------------------------------------------------------------------------------------------------
 
     def _schedule(self, slot: EngineSlot) -> None:
-        wake = slot.model.wake_at
+        model = slot.model
+        wake = model.wake_at
         if wake != slot.scheduled:
             slot.scheduled = wake
-            if wake != float("inf"):
+            if wake != inf:
                 now = self.clock._now
-                self.clock.at(wake if wake > now else now, ENGINE, self._wake, (slot, wake))
+                phase = FORM if forms(model) else ENGINE
+                self.clock.at(wake if wake > now else now, phase, self._wake, (slot, wake, phase))
 
-    def _wake(self, arg: tuple[EngineSlot, float]) -> None:
-        slot, wake = arg
+    def _wake(self, arg: tuple[EngineSlot, float, int]) -> None:
+        slot, wake, phase = arg
         if slot.scheduled != wake:
             return
-        slot.scheduled = float("inf")
+        if phase == ENGINE and forms(slot.model):
+            self.clock.at(self.clock._now, FORM, self._wake, (slot, wake, FORM))
+            return
+        slot.scheduled = inf
         self.wake_ups += 1
+        self._forming = phase == FORM
         for notice in slot.model.advance(self.clock._now):
             self._notice(slot, notice)
+        self._forming = False
         self._schedule(slot)
+
+    def _message_t(self) -> float:
+        """When a message that is sent now reaches an engine. What follows from the start of an iteration comes after all
+        iterations that start at this instant, whichever of them were formed already."""
+        now = self.clock._now
+        return nextafter(now, inf) if self._forming else now
 
     def _notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
         now = self.clock._now
@@ -297,7 +326,7 @@ class SimulatedBackend:
         self.store.begin_turn(c)
         plan, turn = c.plan, a.turn
         slot.model.submit(
-            self.clock._now,
+            self._message_t(),
             Request(
                 rid=a.trajectory * _TURNS + turn,
                 content=c.content,
@@ -315,7 +344,7 @@ class SimulatedBackend:
 
     def _abort_turn(self, a: do.AbortTurn) -> None:
         slot = self.engines[a.engine]
-        slot.model.abort(self.clock._now, a.trajectory * _TURNS + a.turn)
+        slot.model.abort(self._message_t(), a.trajectory * _TURNS + a.turn)
         self._schedule(slot)
 
     def _report(self, slot: EngineSlot) -> None:
@@ -465,7 +494,7 @@ class SimulatedBackend:
 
     def _pause_engine(self, a: do.PauseEngine) -> None:
         slot = self.engines[a.engine]
-        slot.model.pause(self.clock._now, a.mode)
+        slot.model.pause(self._message_t(), a.mode)
         self._schedule(slot)
 
     def _copy_weights(self, a: do.CopyWeights) -> None:
@@ -493,10 +522,13 @@ class SimulatedBackend:
 
     def _resume_engine(self, a: do.ResumeEngine) -> None:
         end = self.clock._now + self.scenario.weights.pause_overhead_s
-        self.clock.at(end, WEIGHTS, self._resumed, a)
+        self.clock.at(end, WEIGHTS, self._resumed, (a, self.engines[a.engine].model))
 
-    def _resumed(self, a: do.ResumeEngine) -> None:
+    def _resumed(self, arg: tuple[do.ResumeEngine, EngineModel]) -> None:
+        a, model = arg
         slot, now = self.engines[a.engine], self.clock._now
+        if slot.model is not model:
+            return  # it was lost meanwhile
         slot.model.set_version(now, a.version)
         if self._salt:
             slot.namespace = a.version
@@ -508,14 +540,25 @@ class SimulatedBackend:
         now = self.clock._now
         if a.phase == "train" and self.scenario.placement.switch.clear_kv:
             for index in self.core.layout.pools[a.pool].engines:
-                self.engines[index].model.release_memory(now)
+                slot = self.engines[index]
+                self._take_in(slot)
+                slot.model.release_memory(now)
+                slot.released = True
         self.clock.at(now + self.paths.switch_seconds(a.phase), COMPLETE, self._switched, a)
+
+    def _take_in(self, slot: EngineSlot) -> None:
+        """Let an idle engine handle messages that came too late (an abort of a request that ended by itself)."""
+        for notice in slot.model.advance(self.clock._now):
+            self._notice(slot, notice)
+        self._schedule(slot)
 
     def _switched(self, a: do.SwitchPool) -> None:
         now = self.clock._now
         if a.phase == "generate" and self.scenario.placement.switch.clear_kv:
             for index in self.core.layout.pools[a.pool].engines:
-                self.engines[index].model.resume_memory(now)
+                slot = self.engines[index]
+                slot.model.resume_memory(now)
+                slot.released = False
         self.tell(said.PoolSwitched(now, a.pool, a.phase))
 
     def _set_timer(self, a: do.SetTimer) -> None:

@@ -44,8 +44,34 @@ class EngineStuck(RuntimeError):
 
 
 class EngineModel(Scheduler):
-    """`mode`: `skip` takes runs of equal decode steps at once; `iterate` goes through every iteration (the
-    reference)."""
+    """`mode`: `skip` takes runs of equal decode steps at once; `iterate`, the reference, takes every iteration."""
+
+    __slots__ = [
+        "_base",
+        "_edge",
+        "_form",
+        "_k",
+        "_open",
+        "_total",
+        "_whole",
+        "closed",
+        "costs",
+        "decode_s",
+        "device",
+        "draining",
+        "due",
+        "gpu_end",
+        "held",
+        "inbox",
+        "live",
+        "paused",
+        "prefill_s",
+        "recompute_s",
+        "released",
+        "skip",
+        "t",
+        "wake_at",
+    ]
 
     def __init__(self, options: EngineModelOptions, costs: CostModel, mode: str = "skip") -> None:
         super().__init__(options)
@@ -97,8 +123,13 @@ class EngineModel(Scheduler):
     def submit(self, now: float, request: Request) -> None:
         """A request arrives. While the engine is paused or its memory released it waits outside.
 
-        Raises ValueError if a request with this `rid` is open.
+        Raises ValueError if a request with this `rid` is open, or if its runs do not hold `prompt_tokens` tokens.
         """
+        tokens = 0
+        for _, _, n in request.content:
+            tokens += n
+        if tokens != request.prompt_tokens:
+            raise ValueError(f"request {request.rid!r}: its runs hold {tokens} tokens, not {request.prompt_tokens}")
         if request.rid in self.live:
             raise ValueError(f"request {request.rid!r} is open already")
         self.live[request.rid] = request
@@ -158,8 +189,7 @@ class EngineModel(Scheduler):
         self._let_in(now)
 
     def flush(self, now: float) -> bool:
-        """Forget the cache. Refused (False) while a batch exists, and while requests wait unless the engine is
-        paused."""
+        """Forget the cache. Refused (False) while a batch exists, and while requests wait unless paused."""
         self._let_go()
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             return False
@@ -173,8 +203,10 @@ class EngineModel(Scheduler):
         self.record_version(version)
 
     def release_memory(self, now: float) -> None:
-        """The GPU goes to someone else; the cache is gone. Raises RuntimeError while a batch exists or requests wait
-        unpaused."""
+        """The GPU goes to someone else; the cache is gone.
+
+        Raises RuntimeError while a batch exists, or requests wait and the engine is not paused.
+        """
         self._let_go()
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             raise RuntimeError("memory can be released only when no request is running or waiting")
@@ -211,8 +243,10 @@ class EngineModel(Scheduler):
         return self.slots - self.cache.free - self.cache.evictable
 
     def sync(self, now: float) -> None:
-        """Bring counters and KV use up to the last iteration boundary before `now`. `wake_at` may change in its last
-        digits."""
+        """Bring counters and KV use up to an iteration boundary shortly before `now`; for reports.
+
+        Results do not change; `wake_at` may, in its last digits.
+        """
         k = self._k
         if k <= 0 or now <= self.t:
             return
@@ -349,7 +383,9 @@ class EngineModel(Scheduler):
             if self._edge >= 0.0 and k == self._k:
                 self.t = self._edge
             elif self._form and not self.inbox and k == self._k:
-                self.t = self.gpu_end  # nothing can be admitted at the boundary, and the next iteration ends here anyway
+                self.t = (
+                    self.gpu_end
+                )  # nothing can be admitted at the boundary, and the next iteration ends here anyway
             else:
                 self.t = base if k == 1 else base + run_time(count, context, k - 1)
         else:

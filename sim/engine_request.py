@@ -46,7 +46,6 @@ class Request(Struct, eq=False, gc=False):
     """At most this many prompt tokens may come from the cache; -1: all but the last."""
 
     # --- scheduling state; written by the engine alone
-    # -----------------------------------------------------------------
     limit: int = 0
     """`max_new_tokens` after clipping to the pool and the context."""
     final: int = 0

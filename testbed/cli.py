@@ -1,14 +1,15 @@
 """The command line: `testbed run | compare | replay | report | schema | doctor`.
 
-This is where the pieces meet: a command imports the backend or the reports that it needs, and nothing else may. Every user error is
-one message and exit code 2; a run that got stuck or a replay that differs is exit code 1.
+This is where the pieces meet: a command imports the backend or the reports that it needs, and nothing else may. What
+needs neither is in `testbed.commands`. A user error is one message and exit code 2; a run that got stuck or a replay
+that differs is exit code 1; Ctrl-C is 130.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.console import bar, err, figures_of, out, run_bar, show_run
+from testbed.commands.errors import RunFailed, UserError
+from testbed.console import (
+    bar,
+    comparison_figures,
+    complain,
+    err,
+    figures_of,
+    notes,
+    run_bar,
+    say,
+    show_comparison,
+    show_run,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -24,17 +37,50 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="A testbed for LLM reinforcement-learning systems: what-if placement, validation and comparison reports.",
+    epilog="Start with: testbed run scenarios/examples/maths_colocated_8xh100.yaml",
 )
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the scenario, e.g. run.seed=3.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a value of the scenario, e.g. run.seed=3; may be given again."
+    ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the printed figures to FILE.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the printed figures to FILE.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write (default: runs/NAME).")]
 
 
-class UserError(Exception):
-    """One message, exit code 2."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point: turns user errors into one message and an exit code. No arguments: help."""
+    args = list(sys.argv[1:] if args is None else args) or ["--help"]
+    try:
+        code = app(args, prog_name="testbed", standalone_mode=False, obj=shlex.join(["testbed", *args]))
+        sys.stdout.flush()
+    except (typer.Abort, KeyboardInterrupt):
+        complain("testbed: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:  # `testbed schema | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        said = _message(error)
+        if said is None:
+            raise
+        complain(f"testbed: {said}")
+        sys.exit(1 if isinstance(error, RunFailed) else 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message(error: Exception) -> str | None:
+    """What to tell the user, or None for a bug of ours."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a wrong option or argument
+        context = getattr(error, "ctx", None)
+        return f"{error.format_message()} (see {context.command_path if context else 'testbed'} --help)"
+    if isinstance(error, _user_errors()):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return None
 
 
 def _user_errors() -> tuple[type[BaseException], ...]:
@@ -42,7 +88,7 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     from testbed.scenario.catalogue import CatalogueError
     from testbed.scenario.errors import ScenarioError
 
-    errors: list[type[BaseException]] = [UserError, ScenarioError, CatalogueError, JournalError]
+    errors: list[type[BaseException]] = [UserError, RunFailed, ScenarioError, CatalogueError, JournalError]
     if "sim" in sys.modules:
         from sim.costs.errors import CostModelError
         from sim.workloads import WorkloadError
@@ -55,369 +101,286 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     return tuple(errors)
 
 
-def main() -> None:
-    """Entry point: turns user errors into one message and an exit code."""
-    try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        err.print("interrupted")
-        sys.exit(130)
-    except BaseException as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a wrong option or argument
-            err.print(f"testbed: {error.format_message()} (see testbed --help)", markup=False)
-            sys.exit(2)
-        if isinstance(error, _user_errors()):
-            err.print(f"testbed: {error}", markup=False)
-            sys.exit(2)
-        if isinstance(error, OSError) and error.filename is not None:
-            err.print(f"testbed: {error.filename}: {error.strerror}", markup=False)
-            sys.exit(2)
-        raise
+# --- run --------------------------------------------------------------------------------------------------------------
 
 
-# --- helpers ----------------------------------------------------------------------------------------------------------------
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "run"
-
-
-def _write_json(path: Path | None, figures: Any) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _command() -> str:
-    return "testbed " + " ".join(sys.argv[1:])
-
-
-def _fresh(folder: Path, marker: str) -> Path:
-    """Refuse to write into a folder that holds something else."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / marker).exists():
-        raise UserError(f"{folder} exists and holds something else: name another folder with --out")
-    return folder
-
-
-def _with_seed(scenario: Any, seed: int) -> Any:
-    return scenario.model_copy(update={"run": scenario.run.model_copy(update={"seed": seed})})
-
-
-def _seeds(text: str | None, default: Sequence[int]) -> list[int]:
-    """`3`, `1,2,3` or `1..5`."""
-    if text is None:
-        return list(default)
-    try:
-        if ".." in text:
-            first, last = (int(x) for x in text.split("..", 1))
-            seeds = list(range(first, last + 1))
-        else:
-            seeds = [int(x) for x in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds {text}: not seeds (nearest: --seeds 1..5 or --seeds 1,2,3)") from None
-    if not seeds or min(seeds) < 0:
-        raise UserError(f"--seeds {text}: seeds are whole numbers >= 0, at least one (nearest: --seeds 1..5)")
-    return seeds
-
-
-def _remarks(remarks: Sequence[str]) -> None:
-    for remark in dict.fromkeys(remarks):
-        err.print(f"note: {remark}", markup=False)
-
-
-# --- run --------------------------------------------------------------------------------------------------------------------
-
-
-@app.command()
+@app.command(short_help="Run one scenario, write its run folder and report.")
 def run(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file, or a study with --variant.")],
+    ctx: typer.Context,
+    scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study with --variant.")],
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
-    variant: Annotated[str | None, typer.Option(help="Which variant of a study (default: its baseline).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed (default: the scenario's).", min=0)] = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which variant of a study (default: its baseline).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed (default: the scenario's).", min=0)] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a Perfetto / Chrome trace.")] = None,
     report_: Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report.")] = True,
 ) -> None:
-    """Run one scenario in the simulator and write its run folder."""
-    from sim.run import simulate, versions
-    from testbed.scenario.load import load_scenario
-    from testbed.scenario.study import is_study, load_study
+    """Run one scenario in the simulator and write its run folder: scenario.yaml, journal, metrics and report.
 
-    overrides = list(set_ or ())
-    if is_study(scenario):
-        study = load_study(scenario, overrides)
-        wanted = variant or study.baseline
-        found = [v for v in study.variants if v.name == wanted]
-        if not found:
-            raise UserError(f"{scenario}: no variant {wanted!r} (there are: {', '.join(v.name for v in study.variants)})")
-        config, base_dir = found[0].scenario, study.base_dir
-        name, question = f"{study.name}-{wanted}", study.question
-        _remarks(found[0].remarks)
-    else:
-        if variant is not None:
-            raise UserError(f"{scenario} is a scenario and has no variants: leave --variant out")
-        loaded = load_scenario(scenario, overrides)
-        config, base_dir, question = loaded.scenario, loaded.base_dir, loaded.scenario.question
-        name = config.name if config.name != "unnamed" else scenario.stem
-        _remarks(loaded.remarks)
+    Ctrl-C ends the run early; what it did until then is in the folder.
+    """
+    from sim.run import versions
+    from testbed.commands import folders
+    from testbed.commands.chosen import facts_of, one, with_seed
+    from testbed.commands.jobs import stop_asked
+
+    chosen = one(scenario, set_ or (), variant)
+    config, name = chosen.scenario, chosen.name
     if seed is not None:
-        config = _with_seed(config, seed)
+        config = with_seed(config, seed)
     if trace is not None and config.run.journal != "full":
-        raise UserError("--trace needs the whole journal (nearest: --set run.journal=full)")
-    folder = _fresh(out_ or Path("runs") / _slug(name), "scenario.yaml")
+        raise UserError(f"--trace {trace}: needs the whole journal (nearest: --set run.journal=full)")
+    folder = folders.fresh(out_ or Path("runs") / folders.slug(name), folders.SCENARIO)
+    folders.target("--json", json_)
+    folders.target("--trace", trace)
     with run_bar(name, config.run.num_rollout) as progress:
-        done = simulate(config, base_dir, folder, progress=progress, name=name)
+        done = _simulate(config, chosen.base_dir, folder, name, progress)
     show_run(done.summary)
-    _write_json(json_, {**figures_of(done.summary), "cpu_s": done.cpu_s, "problem": done.problem})
+    folders.write_json(
+        json_, {**figures_of(done.summary), "cpu_s": done.cpu_s, "problem": done.problem, "folder": str(folder)}
+    )
+    if stop_asked() and not done.problem:
+        raise KeyboardInterrupt
     if trace is not None:
-        from reports.perfetto import write_trace
-        from testbed.journal import read_journal
-
-        _, records = read_journal(folder / "journal.jsonl.zst")
-        write_trace(((r.event, r.actions) for r in records), config, trace)
-        out.print(f"trace    {trace}", markup=False)
+        _write_trace(folder / folders.JOURNAL, trace)
     if report_ and done.summary.measured_steps:
         from reports.write import write_run_report
 
         paths = write_run_report(
-            done.summary, folder / "report", question=question, command=_command(), versions=versions(), seconds=done.cpu_s
+            done.summary,
+            folder / "report",
+            question=chosen.question,
+            command=_command(ctx),
+            versions=versions(),
+            seconds=done.cpu_s,
+            facts=facts_of(config),
         )
-        out.print(f"report   {paths['index']}", markup=False)
-    out.print(f"run      {folder}", markup=False)
+        say(f"report   {paths['index']}")
+    say(f"run      {folder}")
     if done.problem:
-        err.print(f"testbed: {name}: {done.problem}", markup=False)
+        complain(f"testbed: {name}: {done.problem}")
         raise typer.Exit(130 if done.problem == "interrupted" else 1)
 
 
-# --- compare ----------------------------------------------------------------------------------------------------------------
-
-
-def _study_of(files: Sequence[Path], overrides: Sequence[str]) -> Any:
-    """A study file, or scenario files as variants of one."""
-    from testbed.scenario.load import load_scenario
-    from testbed.scenario.study import Study, Variant, is_study, load_study
-
-    if len(files) == 1 and is_study(files[0]):
-        return load_study(files[0], overrides)
-    loaded = [(f, load_scenario(f, overrides)) for f in files]
-    names = [one.scenario.name if one.scenario.name != "unnamed" else f.stem for f, one in loaded]
-    if len(set(names)) != len(names):
-        raise UserError(f"two of the scenarios have the same name: {', '.join(names)} (nearest: give each its `name`)")
-    folders = {one.base_dir.resolve() for _, one in loaded}
-    if len(folders) > 1:
-        raise UserError("scenarios to compare lie in one folder (file names in them are relative to it)")
-    first = loaded[0][1].scenario
-    variants = [
-        Variant(name, "", {}, one.scenario, one.remarks) for name, (_, one) in zip(names, loaded, strict=True)
-    ]
-    study = "-against-".join(names[:2]) if len(names) > 1 else names[0]
-    return Study(study, first.question, (first.run.seed,), names[0], variants, loaded[0][1].base_dir)
-
-
-def _job(arg: tuple[Any, str, str, str]) -> Any:
-    """One run of a comparison, in a worker process."""
+def _simulate(config: Any, base_dir: Path, folder: Path, name: str, progress: Any = None) -> Any:
+    """One run, stopped by Ctrl-C between two events. Nothing of an earlier run in the folder outlives it."""
     from sim.run import simulate
+    from testbed.commands import folders
+    from testbed.commands.jobs import stoppable
 
-    scenario, base_dir, folder, name = arg
-    return simulate(scenario, Path(base_dir), Path(folder), name=name)
-
-
-def _run_all(jobs: list[tuple[Any, str, str, str]], workers: int) -> list[Any]:
-    """All runs, `workers` at a time, with one progress line. Results in the order of `jobs`."""
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-
-    results: list[Any] = [None] * len(jobs)
-    with bar() as progress:
-        task = progress.add_task("runs", total=len(jobs), detail="")
-
-        def done(index: int, result: Any) -> None:
-            results[index] = result
-            name, seed = jobs[index][3], result.summary.seed
-            progress.update(task, advance=1, detail=f"{name}, seed {seed}: step {result.summary.step_time_mean_s:.1f} s")
-
-        if workers == 1:
-            for i, job in enumerate(jobs):
-                done(i, _job(job))
-            return results
-        with ProcessPoolExecutor(max_workers=workers) as pool:
-            futures = {pool.submit(_job, job): i for i, job in enumerate(jobs)}
-            try:
-                for future in as_completed(futures):
-                    done(futures[future], future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return results
+    with stoppable(progress) as tick:
+        done = simulate(config, base_dir, folder, progress=tick, name=name)
+    folders.drop_report(folder)
+    if config.run.journal == "off":
+        (folder / folders.JOURNAL).unlink(missing_ok=True)
+    return done
 
 
-@app.command()
+def _write_trace(journal: Path, trace: Path) -> None:
+    from reports.perfetto import write_trace
+    from testbed.commands.recorded import scenario_of
+    from testbed.journal import read_journal, require_complete
+
+    header, records = read_journal(journal)
+    require_complete(journal, header, "drawn")
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    write_trace(((r.event, r.actions) for r in records), scenario_of(journal, header), trace)
+    say(f"trace    {trace}")
+
+
+def _command(ctx: typer.Context) -> str:
+    return str(ctx.obj or ctx.command_path)
+
+
+# --- compare ----------------------------------------------------------------------------------------------------------
+
+
+@app.command(short_help="Run every variant of a study, write one comparison.")
 def compare(
-    files: Annotated[list[Path], typer.Argument(help="A study, or two or more scenarios.")],
+    ctx: typer.Context,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="A study, or two or more scenarios.")],
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
-    seeds: Annotated[str | None, typer.Option(help="1..5 or 1,2,3 (default: the study's).")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Run only this variant (may be given again).")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time (default: the number of cores).", min=1)] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help="1..5 or 1,2,3 (default: the study's).")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this variant; may be given again.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs at a time (default: the number of cores).", min=1)
+    ] = None,
 ) -> None:
-    """Run every variant with every seed and write one comparison report."""
+    """Run every variant with every seed and write one comparison report.
+
+    Ctrl-C ends it early; `testbed report FOLDER` then compares the runs that are complete.
+    """
     import time
 
-    from reports.comparison import VariantRuns, build_comparison
-    from reports.write import write_report
+    from reports.comparison import VariantRuns
     from sim.run import versions
+    from testbed.commands import folders
+    from testbed.commands.chosen import about_comparison, named, seeds_of, study_of, with_seed
+    from testbed.commands.jobs import run_jobs
 
-    study = _study_of(files, list(set_ or ()))
-    variants = list(study.variants)
-    if only:
-        unknown = [o for o in only if o not in {v.name for v in variants}]
-        if unknown:
-            raise UserError(f"no variant {unknown[0]!r} (there are: {', '.join(v.name for v in variants)})")
-        variants = [v for v in variants if v.name in only]
-    for v in variants:
-        _remarks([f"{v.name}: {r}" for r in v.remarks])
-    wanted = _seeds(seeds, study.seeds)
-    folder = _fresh(out_ or Path("runs") / _slug(study.name), "study.json")
-    _write_json(
-        folder / "study.json",
-        {"study": study.name, "command": _command(), "seeds": wanted, "variants": [v.name for v in variants]},
-    )
+    study = study_of(files, set_ or (), seeds is not None)
+    variants = named(only, study.variants, "--only") if only else list(study.variants)
+    wanted = seeds_of(seeds, study.seeds)
+    notes(f"{v.name}: {r}" for v in variants for r in v.remarks)
+    folder = folders.fresh(out_ or Path("runs") / folders.slug(study.name), folders.STUDY)
+    folders.target("--json", json_)
+    _precheck(study, variants, wanted[0])
+    places = [folder / place for place in folders.slugs(v.name for v in variants)]
     work = [
-        (_with_seed(v.scenario, s), str(study.base_dir), str(folder / _slug(v.name) / f"seed-{s}"), v.name)
-        for v in variants
+        (with_seed(v.scenario, s), str(study.base_dir), str(place / f"seed-{s}"), v.name)
+        for v, place in zip(variants, places, strict=True)
         for s in wanted
     ]
+    about = about_comparison(study, variants, wanted, _command(ctx))
+    folders.drop_report(folder)
+    folders.drop_other_runs(folder, {Path(job[2]) for job in work})
+    folders.write_json(folder / folders.STUDY, about)
     workers = min(jobs or os.cpu_count() or 1, len(work))
+    results: list[Any] = [None] * len(work)
     started = time.perf_counter()
-    results = _run_all(work, workers)
+    progress = bar()
+    line = progress.add_task("runs", total=len(work), detail="")
+
+    def done(index: int, result: Any) -> None:
+        results[index] = result
+        step = f"step {result.summary.step_time_mean_s:.1f} s" if not result.problem else result.problem
+        detail = f"{work[index][3]}, seed {result.summary.seed}: {step}"
+        progress.update(line, advance=1, detail=detail)
+        if not err.is_terminal:
+            complain(f"[{sum(r is not None for r in results)}/{len(work)}] {detail}")
+
+    try:
+        run_jobs(_job, work, workers, progress.start, done)
+    except KeyboardInterrupt:
+        progress.stop()
+        complete = sum(r is not None for r in results)
+        hint = f" (nearest: testbed report {folder}, which compares them)" if complete else ""
+        complain(f"{complete} of {len(work)} runs in {folder} are complete{hint}")
+        raise
+    finally:
+        progress.stop()
     took = time.perf_counter() - started
-    problems = [(job, r.problem) for job, r in zip(work, results, strict=True) if r.problem]
+    problems = [f"{job[3]}, {job[2]}: {r.problem}" for job, r in zip(work, results, strict=True) if r.problem]
     if problems:
-        for job, problem in problems:
-            err.print(f"testbed: {job[3]}, {job[2]}: {problem}", markup=False)
-        raise typer.Exit(1)
+        raise RunFailed("\n".join(problems))
     runs = [
-        VariantRuns("", v.name, v.note, [r.summary for r in results[i * len(wanted) : (i + 1) * len(wanted)]], dict(v.changes))
+        VariantRuns(
+            "", v.name, v.note, [r.summary for r in results[i * len(wanted) : (i + 1) * len(wanted)]], dict(v.changes)
+        )
         for i, v in enumerate(variants)
     ]
-    names = [v.name for v in variants]
+    _report_comparison(about, runs, folder / "report", json_, versions(), sum(r.cpu_s for r in results))
+    say(f"runs     {folder} ({len(work)} in {took:.1f} s, {workers} at a time)")
+
+
+def _precheck(study: Any, variants: Sequence[Any], seed: int) -> None:
+    """Raise what would make the comparison impossible before hours are spent on its runs."""
+    from reports.palette import LETTERS
+    from sim.driver import SimulatedBackend
+    from testbed.commands.chosen import with_seed
+
+    if len(variants) > len(LETTERS):
+        several = f"--only {shlex.quote(variants[0].name)} --only {shlex.quote(variants[1].name)} ..."
+        raise UserError(f"{len(variants)} variants are more than a report shows, {len(LETTERS)} (nearest: {several})")
+    backends = [SimulatedBackend(with_seed(v.scenario, seed), study.base_dir) for v in variants]
+    allowed = set(study.allow_unequal)
+    for what, values, excused, near in (
+        (
+            "workloads",
+            [b.workload.fingerprint for b in backends],
+            bool(allowed & {"workload", "batch"}),
+            "a study with allow_unequal: [workload]",
+        ),
+        (
+            "numbers of GPUs",
+            [b.core.layout.num_gpus for b in backends],
+            "gpus" in allowed,
+            "a study with allow_unequal: [gpus]",
+        ),
+        (
+            "staleness measures",
+            [v.scenario.experience.staleness.measure for v in variants],
+            False,
+            f"--set experience.staleness.measure={variants[0].scenario.experience.staleness.measure}",
+        ),
+    ):
+        other = next((i for i, value in enumerate(values) if value != values[0]), None)
+        if other is not None and not excused:
+            pair = f"{variants[0].name!r} has {values[0]}, {variants[other].name!r} has {values[other]}"
+            raise UserError(f"different {what}: {pair} (nearest: {near})")
+
+
+def _job(arg: tuple[Any, str, str, str]) -> Any:
+    """One run of a comparison, perhaps in a worker process. A run that was asked to stop is no result."""
+    from testbed.commands.jobs import stop_asked
+
+    scenario, base_dir, folder, name = arg
+    done = None if stop_asked() else _simulate(scenario, Path(base_dir), Path(folder), name)
+    if done is None or done.problem == "interrupted" or stop_asked():
+        raise KeyboardInterrupt
+    return done
+
+
+def _report_comparison(
+    about: dict[str, Any],
+    runs: Sequence[Any],
+    folder: Path,
+    json_: Path | None,
+    versions: dict[str, str] | None = None,
+    seconds: float = 0.0,
+) -> None:
+    """Write the report of a comparison, show its table, say where the report is."""
+    from reports.comparison import build_comparison
+    from reports.write import write_report
+    from testbed.commands.folders import write_json
+
+    names = [v.name for v in runs]
     comparison = build_comparison(
-        study=study.name,
-        question=study.question,
+        study=about["study"],
+        question=about["question"],
         variants=runs,
-        baseline=names.index(study.baseline) if study.baseline in names else 0,
-        command=_command(),
-        versions=versions(),
-        seconds=sum(r.cpu_s for r in results),
-        facts=_facts(variants[0].scenario, results),
-        allow_unequal=study.allow_unequal,
+        baseline=names.index(about["baseline"]) if about["baseline"] in names else 0,
+        command=about["command"],
+        versions=versions,
+        seconds=seconds,
+        facts=about["facts"],
+        allow_unequal=about["allow_unequal"],
     )
-    paths = write_report(comparison, folder / "report")
-    _show_comparison(comparison, took, workers)
-    _write_json(json_, _comparison_json(comparison))
-    out.print(f"report   {paths['index']}", markup=False)
+    paths = write_report(comparison, folder)
+    show_comparison(comparison)
+    write_json(json_, comparison_figures(comparison))
+    say(f"report   {paths['index']}")
 
 
-def _facts(scenario: Any, results: Sequence[Any]) -> dict[str, str]:
-    """Sentences for the part of the report that says what the figures rest on."""
-    costs = scenario.simulation.engine_costs
-    tables = {
-        "measured": f"aiconfigurator SGLang step latencies (SGLang 0.5.14 kernels on {scenario.cluster.gpu})",
-        "analytic": f"roofline of {scenario.cluster.gpu}",
-        "linear": "linear coefficients of the scenario",
-        "calibrated": "coefficients fitted to one machine",
-    }
-    trainer = scenario.training.cost
-    facts = {
-        "engine_step": tables[costs.type],
-        "trainer": f"6 N FLOPs a token at {100 * trainer.mfu:.0f} % MFU" if trainer.type == "analytic" else "a given rate",
-        "price": f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour",
-    }
-    source = getattr(getattr(scenario.workload, "reply", None), "source", "")
-    if source:
-        facts["reply_lengths"] = source
-    return facts
+# --- replay, report ---------------------------------------------------------------------------------------------------
 
 
-def _comparison_json(comparison: Any) -> dict[str, Any]:
-    return {
-        "study": comparison.study,
-        "question": comparison.question,
-        "seeds": comparison.seeds,
-        "variants": [
-            {"letter": v.letter, "name": v.name, "note": v.note, "runs": [figures_of(r) for r in v.runs]}
-            for v in comparison.variants
-        ],
-    }
-
-
-def _show_comparison(comparison: Any, took: float, workers: int) -> None:
-    from rich.table import Table
-    from statistics import mean, stdev
-
-    table = Table(box=None, pad_edge=False)
-    for i, head in enumerate(("", "variant", "step time", "± std", "trained tok/s/GPU", "USD/1,000 steps", "staleness", "waste", "idle")):
-        table.add_column(head, justify="left" if i < 2 else "right")
-    for v in comparison.variants:
-        steps = [r.step_time_mean_s for r in v.runs]
-        spread = f"{stdev(steps):.1f}" if len(steps) > 1 else "-"
-        idle = mean(
-            sum(s for p in r.pools for c, s in p.gpu_seconds.items() if c.startswith("idle"))
-            / max(sum(s for p in r.pools for s in p.gpu_seconds.values()), 1e-12)
-            for r in v.runs
-        )
-        readings = [r.staleness[r.staleness_measure].dequeue for r in v.runs]
-        table.add_row(
-            v.letter,
-            v.name,
-            f"{mean(steps):.1f} s",
-            spread,
-            f"{mean(r.trained_tokens_per_s_per_gpu for r in v.runs):.0f}",
-            f"{mean(r.cost_usd_per_1000_steps for r in v.runs):,.0f}",
-            f"{mean(d.mean for d in readings):.2f} / {max(d.max for d in readings):.0f}",
-            f"{100 * mean(r.waste.share for r in v.runs):.1f} %",
-            f"{100 * idle:.1f} %",
-        )
-    out.print(table)
-    runs = sum(len(v.runs) for v in comparison.variants)
-    out.print(f"{runs} runs in {took:.1f} s ({workers} at a time); staleness: mean / max at dequeue, simulated", markup=False)
-
-
-# --- replay, report -----------------------------------------------------------------------------------------------------------
-
-
-def _run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Run folders at or below the given ones."""
-    found: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: no such run folder")
-        journal = path if path.is_file() else path / "journal.jsonl.zst"
-        if journal.is_file():
-            found.append(journal.parent)
-            continue
-        below = sorted(j.parent for j in path.rglob("journal.jsonl.zst"))
-        if not below:
-            raise UserError(f"{path}: holds no journal.jsonl.zst (a run with `run.journal: off` cannot be replayed)")
-        found += below
-    return found
-
-
-@app.command()
+@app.command(short_help="Repeat a run's decisions from its journal and compare.")
 def replay(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders (or folders of runs, or journals).")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Run folders (or folders of runs, or journals).")
+    ],
     json_: Json = None,
 ) -> None:
-    """Feed a run's events back through the core and compare every action; exit 1 at the first difference."""
+    """Feed a run's events back through the core and compare every action; exit code 1 at the first difference."""
+    from testbed.commands import folders
+    from testbed.commands.recorded import scenario_of
+    from testbed.journal import read_journal
     from testbed.journal.replay import replay as replay_journal
 
+    folders.target("--json", json_)
     figures = []
-    differs = False
-    for folder in _run_folders(runs):
-        result = replay_journal(folder / "journal.jsonl.zst")
+    for journal in folders.journals(runs):
+        header, _ = read_journal(journal)
+        result = replay_journal(journal, scenario_of(journal, header) if header.scenario is not None else None)
+        folder = journal.parent if journal.name == folders.JOURNAL else journal
         figures.append(
             {
                 "run": str(folder),
@@ -425,124 +388,133 @@ def replay(
                 "actions": result.actions,
                 "equal": result.difference is None,
                 "truncated": result.truncated,
+                "difference": None if result.difference is None else str(result.difference),
             }
         )
         if result.difference is not None:
-            differs = True
-            err.print(f"{folder}: the core answers differently\n{result.difference}", markup=False)
+            complain(f"{folder}: the core answers differently\n{result.difference}")
             break
         note = f" ({result.truncated})" if result.truncated else ""
-        out.print(f"{folder}: {result.events:,} events, {result.actions:,} actions, all equal{note}", markup=False)
-    _write_json(json_, figures)
-    if differs:
+        say(f"{folder}: {result.events:,} events, {result.actions:,} actions, all equal{note}")
+    folders.write_json(json_, figures)
+    if not all(f["equal"] for f in figures):
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Make the report of runs from their folders.")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.")],
-    out_: Out = None,
+    ctx: typer.Context,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Run folders, or the folder of a comparison; several are compared."),
+    ],
+    out_: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Where to write (default: FOLDER/report; of several: runs/report)."
+        ),
+    ] = None,
     json_: Json = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a Perfetto trace (one run).")] = None,
 ) -> None:
     """Make the report of one run, or compare several, from their folders."""
-    from reports.comparison import VariantRuns, build_comparison
-    from reports.write import write_report, write_run_report
-    from testbed.metrics.files import read_summary
+    from reports.comparison import VariantRuns
+    from reports.write import write_run_report
+    from testbed.commands import folders
+    from testbed.commands.chosen import facts_of
+    from testbed.commands.recorded import about_of, gather, variants_of
 
-    summaries = []
-    for folder in runs:
-        path = folder / "summary.json"
-        if not path.is_file():
-            raise UserError(f"{folder}: holds no summary.json (a run folder is what `testbed run` writes)")
-        summaries.append((folder, read_summary(path)))
+    found = folders.runs(runs)
+    place = out_ or (runs[0] / "report" if len(runs) == 1 else Path("runs") / "report")
+    folders.fresh(place, "index.html")
+    folders.target("--json", json_)
+    folders.target("--trace", trace)
+    about = about_of(runs[0]) if len(runs) == 1 else None
     if trace is not None:
-        from reports.perfetto import write_trace
-        from testbed.journal import read_journal, require_complete
-        from testbed.scenario import Scenario
-
-        if len(runs) != 1:
-            raise UserError("--trace takes one run")
-        journal = runs[0] / "journal.jsonl.zst"
-        header, records = read_journal(journal)
-        require_complete(journal, header, "drawn")
-        write_trace(((r.event, r.actions) for r in records), Scenario.model_validate(header.scenario), trace)
-        out.print(f"trace    {trace}", markup=False)
-    if len(summaries) == 1:
-        folder, summary = summaries[0]
-        paths = write_run_report(summary, out_ or folder / "report", command=_command())
+        if len(found) != 1:
+            raise UserError(
+                f"--trace {trace}: takes one run, not {len(found)} (nearest: testbed report {found[0]} --trace {trace})"
+            )
+        _write_trace(found[0] / folders.JOURNAL, trace)
+    if len(found) == 1 and about is None:
+        summary, scenario, remarks = gather(found)[0]
+        notes(remarks)
         show_run(summary)
-        _write_json(json_, figures_of(summary))
-    else:
-        by_name: dict[str, list[Any]] = {}
-        for _, summary in summaries:
-            by_name.setdefault(summary.name, []).append(summary)
-        comparison = build_comparison(
-            study="report",
-            question="How do these runs compare?",
-            variants=[VariantRuns("", name, "", found) for name, found in by_name.items()],
-            command=_command(),
+        folders.write_json(json_, {**figures_of(summary), "folder": str(found[0])})
+        if not summary.measured_steps:
+            raise UserError(f"{found[0]}: no step was measured, there is nothing to report ({summary.finish_reason})")
+        paths = write_run_report(
+            summary,
+            place,
+            question=scenario.question if scenario else "",
+            command=_command(ctx),
+            facts=facts_of(scenario) if scenario else None,
         )
-        paths = write_report(comparison, out_ or Path("runs") / "report")
-        _show_comparison(comparison, 0.0, 1)
-        _write_json(json_, _comparison_json(comparison))
-    out.print(f"report   {paths['index']}", markup=False)
+        say(f"report   {paths['index']}")
+        return
+    variants, remarks = variants_of(gather(found), found)
+    notes(remarks)
+    known = {v["name"]: v for v in about["variants"]} if about else {}
+    order = list(known)
+    variants.sort(key=lambda v: order.index(v[0]) if v[0] in known else len(order))
+    _report_comparison(
+        {
+            "study": "report",
+            "question": "How do these runs compare?",
+            "baseline": variants[0][0],
+            "facts": {},
+            "allow_unequal": [],
+            **(about or {}),
+            "command": _command(ctx),
+        },
+        [
+            VariantRuns("", name, known.get(name, {}).get("note", ""), of_name, known.get(name, {}).get("changes", {}))
+            for name, of_name in variants
+        ],
+        place,
+        json_,
+    )
 
 
-# --- schema, doctor -----------------------------------------------------------------------------------------------------------
+# --- schema, doctor ---------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(short_help="Print the JSON Schema of scenario or study files.")
 def schema(
-    what: Annotated[str, typer.Argument(help="`scenario` or `study`.")] = "scenario",
+    what: Annotated[str, typer.Argument(metavar="scenario|study", help="Of which files.")] = "scenario",
     json_: Json = None,
 ) -> None:
-    """Print the JSON Schema of scenario or study files."""
+    """Print the JSON Schema of scenario or study files, for editors that check and complete YAML."""
+    from testbed.commands import folders
     from testbed.scenario.schema import scenario_schema, study_schema
 
     makers: dict[str, Callable[[], dict[str, Any]]] = {"scenario": scenario_schema, "study": study_schema}
     if what not in makers:
-        raise UserError(f"no schema {what!r} (nearest: scenario, study)")
+        raise UserError(f"schema {what}: no such schema (nearest: scenario, study)")
+    folders.target("--json", json_)
     made = makers[what]()
-    _write_json(json_, made)
+    folders.write_json(json_, made)
     print(json.dumps(made, indent=1))
 
 
-@app.command()
+@app.command(short_help="Say what is installed and what is missing.")
 def doctor(json_: Json = None) -> None:
-    """Say what is installed, what is missing and how to get it, and which presets there are."""
-    from importlib.util import find_spec
+    """Say what is installed, what is missing and how to get it, and which GPUs and models are known by name."""
+    from testbed.commands import folders
+    from testbed.commands.installed import EXTRAS, installed
 
-    from testbed.scenario.catalogue import gpu_names, model_names
-
-    simulator = ("simpy", "msgspec", "pydantic", "pyarrow", "matplotlib", "jinja2", "scipy", "zstandard")
-    optional = {
-        "tables": (("aiconfigurator_core",), "step latencies of other models and GPUs"),
-        "real": (("torch", "transformers", "sglang"), "the real backend"),
-        "cluster": (("ray",), "engines and trainers on several machines"),
-    }
-    missing = [p for p in simulator if find_spec(p) is None]
-    figures: dict[str, Any] = {
-        "python": sys.version.split()[0],
-        "cores": os.cpu_count(),
-        "simulator_missing": missing,
-        "gpus": gpu_names(),
-        "models": model_names(),
-        "extras": {},
-    }
-    out.print(f"python {figures['python']}, {figures['cores']} cores", markup=False)
-    if missing:
-        out.print(f"simulator: MISSING {', '.join(missing)}: pip install rl-testbed", markup=False)
-    else:
-        out.print("simulator: ready", markup=False)
-    for extra, (packages, use) in optional.items():
-        lacking = [p for p in packages if find_spec(p) is None]
-        figures["extras"][extra] = {"missing": lacking}
-        state = "ready" if not lacking else f"not installed ({', '.join(lacking)}): pip install 'rl-testbed[{extra}]'"
-        out.print(f"extra {extra} ({use}): {state}", markup=False)
-    out.print(f"GPUs: {', '.join(gpu_names())}", markup=False)
-    out.print(f"model presets: {', '.join(model_names())}", markup=False)
-    _write_json(json_, figures)
+    folders.target("--json", json_)
+    figures = installed()
+    missing = figures["simulator_missing"]
+    say(f"python {figures['python']}, {figures['cores']} cores")
+    say(f"simulator: MISSING {', '.join(missing)}: pip install -e ." if missing else "simulator: ready")
+    for extra, (_, use) in EXTRAS.items():
+        lacking = figures["extras"][extra]["missing"]
+        state = f"not installed ({', '.join(lacking)}): pip install -e '.[{extra}]'" if lacking else "ready"
+        say(f"extra {extra} ({use}): {state}")
+    say(f"GPUs: {', '.join(figures['gpus'])}")
+    say(f"model presets: {', '.join(figures['models'])}")
+    folders.write_json(json_, figures)
     if missing:
         raise typer.Exit(1)
 

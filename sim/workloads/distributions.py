@@ -13,8 +13,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
 
 from testbed.scenario.workload import (
     Duration,
@@ -75,6 +73,9 @@ def solve_lognormal(
         return math.log(mean) - sigma * sigma / 2, sigma
     if mean >= cap:
         raise ValueError(f"the mean after the cut ({mean:g}) must be below the cap ({cap})")
+    from scipy.optimize import brentq  # slow to import, and only needed here
+    from scipy.special import log_ndtr, ndtr, ndtri
+
     c = cap - 0.5
 
     def excess(z: float, s: float) -> float:

@@ -443,7 +443,8 @@ class Publications:
         for engine in [self._ctx.engines[i] for i in update.wave]:
             if self.update is not update:
                 return
-            if engine.state in ("ready", "serving", "lost"):
+            waits = engine.state == "paused" and update.path in RENDEZVOUS and not failed
+            if waits or engine.state in ("ready", "serving", "lost"):
                 continue
             if failed or engine.index in update.overdue:
                 self._remove(engine)

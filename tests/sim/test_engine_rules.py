@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.engine import Paused
+from sim.engine import EngineModel, Paused
 from sim.engine_scheduler import DECODE, EXTEND
 from tests.support.engine_play import ask, engine, kinds, play, prefills, serve
 
@@ -232,19 +232,19 @@ def test_row_17_retract_pause_puts_running_requests_behind_the_waiting(mode: str
 
 
 @BOTH
-def test_row_18_retraction_takes_the_longest_prompt_of_those_with_fewest_outputs(mode: str) -> None:
+def test_row_18_retraction_takes_the_longest_prompt_of_those_with_fewest_outputs(mode: str, monkeypatch) -> None:
     """Pool 600, prompts 40, 60, 30, 50, 70. The first pass admits V0 to V2 (charged in full), the second V3 and V4;
     nobody decodes meanwhile, so all have equally many outputs. Observed: V4 (70), later V1 (60)."""
-    e = engine(mode, max_total_num_tokens=600, schedule_conservativeness=0.02)
     gone = []
-    retract = e._retract
+    retract = EngineModel._retract
 
-    def noting() -> None:
-        n = len(e.queue)
-        retract()
-        gone.append([r.rid for r in list(e.queue)[n:]])
+    def noting(self) -> None:
+        n = len(self.queue)
+        retract(self)
+        gone.append([r.rid for r in list(self.queue)[n:]])
 
-    e._retract = noting
+    monkeypatch.setattr(EngineModel, "_retract", noting)
+    e = engine(mode, max_total_num_tokens=600, schedule_conservativeness=0.02)
     done = serve(e, *(ask(f"V{i}", n, 150) for i, n in enumerate((40, 60, 30, 50, 70))))
     assert [[row[0] for row in b] for b in prefills(e)[:2]] == [["V0", "V1", "V2"], ["V3", "V4"]]
     assert gone[0] == ["V4"]

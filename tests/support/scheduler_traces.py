@@ -31,6 +31,22 @@ _OTHER = {
     "--schedule-conservativeness": ("schedule_conservativeness", float),
 }
 
+_NEUTRAL = {
+    "--model-path",
+    "--dtype",
+    "--device",
+    "--host",
+    "--port",
+    "--random-seed",
+    "--attention-backend",
+    "--sleep-on-idle",
+    "--skip-tokenizer-init",
+    "--log-level",
+    "--mem-fraction-static",
+    "--enable-metrics",
+}
+"""Arguments that change no scheduling decision."""
+
 
 def load(path: Path) -> dict[str, Any]:
     with gzip.open(path, "rt") as f:
@@ -57,6 +73,9 @@ def options(trace: dict[str, Any]) -> EngineModelOptions:
             known["disable_radix_cache"] = True
         elif name in _INT:
             known[_INT[name]] = int(args.pop(0))
+        elif name in _NEUTRAL:
+            if args and not args[0].startswith("--"):
+                args.pop(0)
         elif name in _OTHER:
             key, kind = _OTHER[name]
             known[key] = kind(args.pop(0))

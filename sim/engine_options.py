@@ -1,0 +1,47 @@
+"""The server arguments of one engine, and the numbers SGLang fixes in its source or environment. It decides nothing."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+NOTHING, DECODE, EXTEND = 0, 1, 2
+"""Kinds of batch."""
+
+RETRACT_DECODE_STEPS = 20
+"""SGLANG_RETRACT_DECODE_STEPS: slots to free per remaining request after a retraction."""
+IN_BATCH_PREFIX = 32
+"""Tokens of a shared prefix from which lpm holds a request back
+(IN_BATCH_PREFIX_CACHING_{CHECK,DEPRIORITIZE}_THRESHOLD)."""
+LPM_QUEUE = 128
+"""Longest queue that lpm sorts, and how many waiting requests fcfs touches."""
+TOUCH_EVERY = 32
+"""Passes with a queue from one touch to the next under fcfs."""
+
+
+class EngineModelOptions(Struct, frozen=True):
+    """One engine's server arguments, under SGLang's names. `max_total_num_tokens` is the KV pool in tokens."""
+
+    max_total_num_tokens: int
+    max_running_requests: int = 256
+    chunked_prefill_size: int = 8192
+    """-1: off."""
+    max_prefill_tokens: int = 16384
+    page_size: int = 1
+    schedule_policy: str = "fcfs"
+    """`fcfs` or `lpm`."""
+    schedule_conservativeness: float = 1.0
+    context_length: int = 1 << 40
+    disable_overlap_schedule: bool = False
+    disable_radix_cache: bool = False
+    """Nothing is reused and nothing stays after a finish. The scheduling rules stay those of a cache that never
+    hits."""
+    new_token_ratio_decay_steps: int = 600
+    """SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS."""
+    forward: str = "device"
+    """`device`: launching a batch takes no host time and the host waits for the previous one; `host`: the CPU engine,
+    whose forward is synchronous."""
+    exact_spans: bool = False
+    """Count the token in flight at an in-place weight change to the old version, which made it. The real engine under
+    overlap counts it to the new one, and so does the default."""
+    passes: int = 0
+    """Scheduling passes counted before the first request (a server that was health-probed has 1)."""

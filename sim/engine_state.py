@@ -1,0 +1,333 @@
+"""What one engine's scheduler knows, and the ways requests come into it, hold memory and leave.
+
+Nothing here costs O(batch) or O(tokens) per iteration: contexts, remaining tokens and pages needed are running sums
+against `steps`, the count of decode steps launched, and finishes wait in a heap keyed by that count. A running request
+has no counters of its own that move: its slots are `base + steps`, its outputs follow from them.
+
+It refuses to know which batch comes next (`engine_admission`, `engine_decode`), the order of an iteration
+(`engine_scheduler`) and time (`engine`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Any
+
+from sim.admission_budget import FutureTokens, NewTokenRatio
+from sim.engine_options import DECODE, EXTEND, NOTHING, EngineModelOptions
+from sim.engine_request import Request
+from sim.radix_cache import RadixCache, normalised
+
+NO_REQUESTS: list[Request] = []
+"""Shared; lists of requests are replaced, never changed."""
+REFUSED_CONTENT = -2
+"""Content of the one-token prompt that stands in for a prompt that is too long."""
+
+
+class State:
+    """The state of one scheduler; all lengths in tokens. Raises ValueError for options that are not modelled."""
+
+    __slots__ = [
+        "_ending",
+        "_seq",
+        "batch",
+        "cache",
+        "cached_tokens",
+        "caching",
+        "chunk",
+        "chunked",
+        "context",
+        "ended",
+        "finish_key",
+        "finishes",
+        "flight",
+        "flight_chunk",
+        "formed",
+        "full",
+        "future",
+        "future_ignore_eos",
+        "iterations",
+        "last",
+        "lpm",
+        "max_len",
+        "max_prefill",
+        "max_run",
+        "options",
+        "overlap",
+        "page",
+        "passes",
+        "pool",
+        "prefill_again",
+        "prefill_attention",
+        "prefill_new",
+        "prefill_tokens",
+        "queue",
+        "ratio",
+        "recomputed_tokens",
+        "residues",
+        "retractions",
+        "rows",
+        "slots",
+        "steps",
+        "trace",
+        "version",
+    ]
+
+    def __init__(self, options: EngineModelOptions) -> None:
+        o = options
+        page = o.page_size
+        if o.schedule_policy not in ("fcfs", "lpm"):
+            raise ValueError(f"schedule_policy {o.schedule_policy!r}: fcfs and lpm are modelled")
+        if o.chunked_prefill_size != -1 and o.chunked_prefill_size < page:
+            raise ValueError("chunked_prefill_size is -1 (off) or at least page_size")
+        self.options = o
+        self.page = page
+        self.pool = o.max_total_num_tokens
+        self.slots = self.pool // page * page
+        self.max_run = self.rows = o.max_running_requests
+        self.chunk = None if o.chunked_prefill_size == -1 else o.chunked_prefill_size
+        self.max_prefill = o.max_prefill_tokens
+        self.lpm = o.schedule_policy == "lpm" and not o.disable_radix_cache
+        self.overlap = not o.disable_overlap_schedule
+        self.caching = not o.disable_radix_cache
+        self.max_len = min(o.context_length, self.pool) - 1
+        self.passes = o.passes
+        self.cache = RadixCache(page, self.slots)
+        self.ratio = NewTokenRatio(o.schedule_conservativeness, o.new_token_ratio_decay_steps)
+        self.version = 0
+
+        self.queue: deque[Request] = deque()
+        """Waiting, in order."""
+        self.batch: dict[int, Request] = {}
+        """Running, in the order of joining."""
+        self.chunked: Request | None = None
+        """The request whose prompt is unfinished, if any."""
+        self.full = False
+        """SGLang's `batch_is_full` latch."""
+        self.last = NOTHING
+        """The batch launched last; with overlap its results are still in flight."""
+        self.flight: list[Request] = []
+        """The requests of a prefill in flight."""
+        self.flight_chunk: Request | None = None
+        """The one of them whose chunk yields no token."""
+
+        self.steps = 0
+        """Decode steps launched."""
+        self.context = 0
+        """Sum of `kv` over the running batch."""
+        self.future = FutureTokens()
+        self.future_ignore_eos = FutureTokens()
+        self.residues = [0] * page
+        """How many running requests have base % page == i."""
+        self.finishes: list[tuple[int, int, Request]] = []
+        """(finish_key, entry, request); an entry is valid while the request says so."""
+        self.finish_key = 0
+        """Count of steps at which the next last token is in flight, as of the latest `steps_ahead`."""
+        self.formed: list[Request] = []
+        """The prefill batch of the iteration being formed."""
+        self._ending: list[Request] = []
+        self._seq = 0
+
+        self.ended: list[Request] = []
+        """Requests that ended since the caller last looked, in order."""
+        self.trace: list[Any] | None = None
+        """If a list: the batches as (mode, [[rid, prefix, new]] or [[rid, kv, outputs]])."""
+        self.prefill_new = 0
+        self.prefill_attention = 0.0
+        self.prefill_again = 0
+        """Of the prefill batch formed last: computed tokens, query-key pairs, tokens computed again."""
+        self.prefill_tokens = self.cached_tokens = self.recomputed_tokens = self.retractions = self.iterations = 0
+
+    # --- in and out ---------------------------------------------------------------------------------------------------
+
+    def enqueue(self, r: Request) -> None:
+        """A request reaches the scheduler: clip what it may ask for, and put it at the end of the queue."""
+        n = r.prompt_tokens
+        if n >= self.max_len - 5:
+            r.content, r.prompt_tokens, r.limit, r.final, r.abort = ((REFUSED_CONTENT, 0, 1),), 1, 1, 1, "refused"
+        else:
+            if len(r.content) > 1:
+                r.content = normalised(r.content)
+            limit = r.max_new_tokens
+            page = self.page
+            limit = min(limit, self.max_len - n - 1, self.pool - (n if page == 1 else -(-n // page) * page) - page - 1)
+            r.limit = limit = limit if limit > 0 else 0
+            r.final = r.output_tokens if r.output_tokens < limit else limit or 1
+        self.queue.append(r)
+
+    def abort_request(self, r: Request, reason: str = "aborted") -> bool:
+        """Abort at the start of an iteration.
+
+        Returns True if it was waiting and is gone; else it ends with its next result.
+        """
+        if r.done or r.abort:
+            return False
+        r.abort = reason
+        if r.entry:
+            self._finish_after(r, self._out(r) + 1)
+        elif r is not self.chunked:
+            self.queue.remove(r)
+            r.done = True
+            return True
+        return False
+
+    def clear(self) -> None:
+        """Forget the cache. Waiting requests stay; nothing may run."""
+        self.cache.reset(self.slots)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch exists: running, in flight or half prefilled."""
+        return bool(self.batch) or self.last != NOTHING or self.chunked is not None
+
+    def _out(self, r: Request) -> int:
+        """Outputs handed out so far (a token in flight is not)."""
+        if not r.entry:
+            return r.out
+        made = r.base + self.steps - r.prompt_tokens + 1
+        in_flight = self.overlap and (self.last == DECODE or (self.last == EXTEND and r in self.flight))
+        return made - 1 if in_flight else made
+
+    def record_version(self, version: int) -> None:
+        """New weights: note for every request with outputs which version made them."""
+        old, self.version = self.version, version
+        exact = self.options.exact_spans
+        chunked = () if self.chunked is None else (self.chunked,)
+        for group in (self.batch.values(), chunked, self.queue):
+            for r in group:
+                outputs = self._out(r)
+                if exact and r.entry:
+                    outputs = r.base + self.steps - r.prompt_tokens + 1
+                if outputs > 0:
+                    if r.events is None:
+                        r.events = []
+                    r.events.append((old, outputs))
+
+    # --- the running batch --------------------------------------------------------------------------------------------
+
+    def _join(self, r: Request) -> None:
+        steps, kv = self.steps, r.kv
+        self._seq = seq = self._seq + 1
+        r.seq = r.entry = seq
+        r.base = base = kv - steps
+        self.batch[seq] = r
+        self.context += kv
+        if self.page > 1:
+            self.residues[base % self.page] += 1
+        (self.future_ignore_eos if r.ignore_eos else self.future).add(r, r.limit + r.prompt_tokens - 1 - base, steps)
+        r.finish_key = key = r.final - 1 + r.prompt_tokens - base
+        heappush(self.finishes, (key, seq, r))
+
+    def _leave(self, r: Request) -> None:
+        base, steps = r.base, self.steps
+        r.kv = kv = base + steps
+        r.entry = 0
+        del self.batch[r.seq]
+        self.context -= kv
+        if self.page > 1:
+            self.residues[base % self.page] -= 1
+        (self.future_ignore_eos if r.ignore_eos else self.future).remove(r)
+
+    def _finish_after(self, r: Request, outputs: int) -> None:
+        """Let a running request end with its `outputs`-th token, if not sooner."""
+        if outputs < r.final:
+            r.final = outputs
+            self._seq = r.entry = self._seq + 1
+            r.finish_key = outputs - 1 + r.prompt_tokens - r.base
+            heappush(self.finishes, (r.finish_key, r.entry, r))
+
+    def _pop_ending(self, key: int) -> list[Request]:
+        """Running requests whose last token is in flight at `key` steps, in batch order."""
+        heap = self.finishes
+        ending: list[Request] = []
+        while heap and heap[0][0] <= key:
+            _, entry, r = heappop(heap)
+            if entry == r.entry:
+                ending.append(r)
+        if len(ending) > 1:
+            ending.sort(key=_seq)
+        return ending
+
+    # --- the tree -----------------------------------------------------------------------------------------------------
+
+    def _publish(self, r: Request, upto: int) -> None:
+        """Put the first `upto` tokens of `r` in the tree and lock them.
+
+        Slots of tokens that someone else has published first are freed.
+        """
+        page, cache = self.page, self.cache
+        p = r.prompt_tokens
+        if page > 1:
+            upto -= upto % page
+            p -= p % page
+        if not upto or not self.caching:
+            return
+        node, owned = r.lock, r.owned
+        cache.touch(node)  # type: ignore[arg-type]
+        have = 0
+        if upto > owned:
+            node, have = cache.extend(node, r.tail(owned, upto), upto - owned, r.version, True)  # type: ignore[arg-type]
+        if 0 < p < upto:
+            cache.separate(node, p, r.tokens())  # type: ignore[arg-type]
+        cache.free += have
+        r.lock = node
+        r.owned = upto
+
+    def _release(self, r: Request, publish: bool) -> None:
+        """Give back everything `r` holds; with `publish` its tokens stay in the tree, unlocked."""
+        page, cache = self.page, self.cache
+        kv, owned, lock = r.kv, r.owned, r.lock
+        if publish and self.caching:
+            p = r.prompt_tokens
+            upto = p + r.out
+            if kv < upto:
+                upto = kv
+            if page > 1:
+                upto -= upto % page
+                p -= p % page
+            if upto:
+                have, node = 0, lock
+                apart = lock.end == p  # type: ignore[union-attr]  # the prompt ends at a node already
+                if not apart or upto == p:
+                    cache.touch(lock)  # type: ignore[arg-type]
+                if upto > owned:
+                    node, have = cache.extend(lock, r.tail(owned, upto), upto - owned, r.version, False)  # type: ignore[arg-type]
+                if 0 < p < upto:
+                    cache.separate(node, p, () if apart else r.tokens())  # type: ignore[arg-type]
+                cache.free += have
+                owned = upto
+        cache.free += (kv if page == 1 else -(-kv // page) * page) - owned
+        cache.unpin(lock)  # type: ignore[arg-type]
+        r.lock = None
+        self.rows += 1
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _settle_prefill(self, batch: list[Request], chunk: Request | None, t: float) -> None:
+        """First tokens, at time `t`. A middle chunk yields none; a retracted request's is thrown away."""
+        for r in batch:
+            if r is chunk or r.dropped or r.done:
+                continue
+            r.out += 1
+            if r.first_t < 0.0:
+                r.first_t = t
+            if r.out >= r.final or r.abort:
+                self._end(r)
+            else:
+                self._publish(r, r.end)
+                r.prefix = r.end
+
+    def _end(self, r: Request) -> None:
+        """The last token of `r` is handed out: publish and give back what it holds."""
+        if r.entry:
+            self._leave(r)
+            self.full = False
+        r.out = r.final
+        self._release(r, True)
+        r.done = True
+        self.ended.append(r)
+
+
+def _seq(r: Request) -> int:
+    return r.seq
