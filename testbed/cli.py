@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.commands.errors import RunFailed, UserError
+from testbed.commands.errors import CommandError, Interrupted, RunFailed, UserError
 from testbed.console import (
     bar,
     comparison_figures,
@@ -56,9 +56,6 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         code = app(args, prog_name="testbed", standalone_mode=False, obj=shlex.join(["testbed", *args]))
         sys.stdout.flush()
-    except (typer.Abort, KeyboardInterrupt):
-        complain("testbed: interrupted")
-        sys.exit(130)
     except BrokenPipeError:  # `testbed schema | head`: the reader has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -67,7 +64,9 @@ def main(args: Sequence[str] | None = None) -> None:
         if said is None:
             raise
         complain(f"testbed: {said}")
-        sys.exit(1 if isinstance(error, RunFailed) else 2)
+        sys.exit(error.code if isinstance(error, CommandError) else 2)
+    if code == 130:  # Ctrl-C where no command took it up
+        complain("testbed: interrupted")
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -88,7 +87,7 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     from testbed.scenario.catalogue import CatalogueError
     from testbed.scenario.errors import ScenarioError
 
-    errors: list[type[BaseException]] = [UserError, RunFailed, ScenarioError, CatalogueError, JournalError]
+    errors: list[type[BaseException]] = [CommandError, ScenarioError, CatalogueError, JournalError]
     if "sim" in sys.modules:
         from sim.costs.errors import CostModelError
         from sim.workloads import WorkloadError
@@ -136,14 +135,16 @@ def run(
     folder = folders.fresh(out_ or Path("runs") / folders.slug(name), folders.SCENARIO)
     folders.target("--json", json_)
     folders.target("--trace", trace)
-    with run_bar(name, config.run.num_rollout) as progress:
+    with run_bar(config.run.num_rollout) as progress:
         done = _simulate(config, chosen.base_dir, folder, name, progress)
     show_run(done.summary)
     folders.write_json(
         json_, {**figures_of(done.summary), "cpu_s": done.cpu_s, "problem": done.problem, "folder": str(folder)}
     )
     if stop_asked() and not done.problem:
-        raise KeyboardInterrupt
+        raise Interrupted(
+            f"{name}: interrupted, but the run in {folder} is complete (nearest: testbed report {folder})"
+        )
     if trace is not None:
         _write_trace(folder / folders.JOURNAL, trace)
     if report_ and done.summary.measured_steps:
@@ -160,9 +161,10 @@ def run(
         )
         say(f"report   {paths['index']}")
     say(f"run      {folder}")
+    if done.problem == "interrupted":
+        raise Interrupted(f"{name}: interrupted; {folder} holds what it did until then")
     if done.problem:
-        complain(f"testbed: {name}: {done.problem}")
-        raise typer.Exit(130 if done.problem == "interrupted" else 1)
+        raise RunFailed(f"{name}: {done.problem}")
 
 
 def _simulate(config: Any, base_dir: Path, folder: Path, name: str, progress: Any = None) -> Any:
@@ -251,7 +253,7 @@ def compare(
     def done(index: int, result: Any) -> None:
         results[index] = result
         step = f"step {result.summary.step_time_mean_s:.1f} s" if not result.problem else result.problem
-        detail = f"{work[index][3]}, seed {result.summary.seed}: {step}"
+        detail = f"{work[index][3]:.40}, seed {result.summary.seed}: {step}"
         progress.update(line, advance=1, detail=detail)
         if not err.is_terminal:
             complain(f"[{sum(r is not None for r in results)}/{len(work)}] {detail}")
@@ -259,11 +261,9 @@ def compare(
     try:
         run_jobs(_job, work, workers, progress.start, done)
     except KeyboardInterrupt:
-        progress.stop()
         complete = sum(r is not None for r in results)
-        hint = f" (nearest: testbed report {folder}, which compares them)" if complete else ""
-        complain(f"{complete} of {len(work)} runs in {folder} are complete{hint}")
-        raise
+        hint = f": testbed report {folder} compares them" if complete else ""
+        raise Interrupted(f"interrupted, {complete} of {len(work)} runs are complete{hint}") from None
     finally:
         progress.stop()
     took = time.perf_counter() - started

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from testbed.metrics.summary import RunSummary
 
 NARROWEST = 78
-"""Columns a table takes at least: a smaller window wraps its lines, no figure is left out."""
+"""Columns a comparison takes at least: a smaller window wraps its lines, no figure is cut."""
 PLAIN = 132
 """Columns where the output is no terminal."""
 
@@ -56,7 +56,7 @@ class RunBar:
 
     def __call__(self, simulated_s: float, steps: int, events: int) -> None:
         rate = events / max(time.monotonic() - self._started, 1e-9)
-        detail = f"{duration(simulated_s)} simulated, {events:,} events, {rate:,.0f} events/s"
+        detail = f"{duration(simulated_s)} simulated, {rate:,.0f} events/s"
         self._bar.update(self._task, completed=steps, detail=detail)
 
 
@@ -64,9 +64,9 @@ def bar() -> Progress:
     """A progress display; its tasks take a `detail`. Silent when the output is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=16),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeElapsedColumn(),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[detail]}"),
         console=err,
         transient=True,
@@ -75,9 +75,9 @@ def bar() -> Progress:
 
 
 @contextmanager
-def run_bar(name: str, steps: int) -> Iterator[RunBar]:
+def run_bar(steps: int) -> Iterator[RunBar]:
     with bar() as progress:
-        yield RunBar(progress, progress.add_task(name, total=steps, detail=""))
+        yield RunBar(progress, progress.add_task("step", total=steps, detail="starts"))
 
 
 def duration(seconds: float) -> str:
@@ -230,7 +230,7 @@ def _gpu_time(lanes: dict[str, dict[str, float]]) -> str:
 
 def show_comparison(comparison: Any) -> None:
     """One row per variant of a `reports.comparison.Comparison`. Fits into 80 columns; long names take two lines."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if _width() < 100 else 2, 0, 0))
     table.add_column("", no_wrap=True)
     table.add_column("variant", vertical="top", overflow="fold", min_width=16, max_width=40)
     for head in (
@@ -257,14 +257,16 @@ def show_comparison(comparison: Any) -> None:
             f"{100 * f['waste_share']:.1f} %",
             f"{100 * f['idle_share']:.1f} %",
         )
-    _show(table)
+    _show(table, NARROWEST)
 
 
-def _show(table: Table) -> None:
-    """Print a table. Where the output is no terminal: wide, and without blanks at the ends of lines."""
-    if out.is_terminal:
-        out.print(table, soft_wrap=False, width=max(out.width, NARROWEST), crop=False)
-        return
+def _width() -> int:
+    return out.width if out.is_terminal else PLAIN
+
+
+def _show(table: Table, narrowest: int = 1) -> None:
+    """Print a table at least `narrowest` columns wide. Without blanks at the ends of lines where that cannot show."""
     text = io.StringIO()
-    Console(file=text, width=PLAIN, color_system=None).print(table)
-    sys.stdout.writelines(line.rstrip() + "\n" for line in text.getvalue().splitlines())
+    Console(file=text, width=max(_width(), narrowest), force_terminal=out.is_terminal).print(table)
+    lines = text.getvalue().splitlines()
+    sys.stdout.writelines((line if out.is_terminal else line.rstrip()) + "\n" for line in lines)

@@ -1,11 +1,25 @@
-"""The errors that end a command with one message instead of a traceback. They refuse to know how a message is shown."""
+"""What ends a command with one message and an exit code, not a traceback. It refuses to know how that is shown."""
 
 from __future__ import annotations
 
 
-class UserError(Exception):
-    """Something the user can mend: where, what, the nearest thing that works. Exit code 2."""
+class CommandError(Exception):
+    """`str()` is the message."""
+
+    code = 1
 
 
-class RunFailed(Exception):
-    """A run that did not come to its end for a reason of its own. Exit code 1."""
+class UserError(CommandError):
+    """Something the user can mend: where, what, the nearest thing that works."""
+
+    code = 2
+
+
+class RunFailed(CommandError):
+    """A run that did not come to its end, or a replay that differs."""
+
+
+class Interrupted(CommandError):
+    """Ctrl-C; the message says what there is nevertheless."""
+
+    code = 130

@@ -41,8 +41,9 @@ def _read(folder: Path) -> Recorded:
     remarks = [] if scenario is not None else [f"{folder / SCENARIO} is missing or cannot be read"]
     if (folder / SUMMARY).is_file():
         return read_summary(folder / SUMMARY), scenario, remarks
+    header, records = read_journal(folder / JOURNAL)
+    scenario = scenario or (scenario_of(folder / JOURNAL, header) if header.scenario else None)
     name = scenario.name if scenario is not None else folder.name
-    _, records = read_journal(folder / JOURNAL)
     reasons = [a.reason for record in records for a in record.actions if isinstance(a, Finish)]
     reason = reasons[-1] if reasons else records.truncated or "interrupted"
     summary = summary_from_journal(folder / JOURNAL, name=name, finish_reason=reason)
@@ -94,6 +95,8 @@ def variants_of(
     for folder, (summary, scenario, _) in zip(folders, runs, strict=True):
         if summary.finish_reason not in FINISHED:
             remarks.append(f"{folder} is left out: {summary.finish_reason}")
+        elif not summary.workload_hash:
+            remarks.append(f"{folder} is left out: a journal does not say whether the work was the same")
         else:
             kept.setdefault(summary.name, []).append((folder, summary, scenario))
     variants: list[tuple[str, list[RunSummary]]] = []
