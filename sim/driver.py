@@ -79,6 +79,7 @@ class SimulatedBackend:
         self.scenario = scenario
         self.clock = Clock()
         self.core = Core(scenario)
+        self._handle = self.core.handle
         self._observers = tuple(observers)
         model = model_spec(scenario.model, base_dir)
         gpu = gpu_spec(scenario.cluster.gpu)
@@ -205,14 +206,14 @@ class SimulatedBackend:
 
     def tell(self, event: said.Event) -> None:
         """Hand an event to the core and carry out what follows; events that follow at once are told in order."""
-        self._pending.append(event)
+        pending = self._pending
         if self._telling:
+            pending.append(event)
             return
         self._telling = True
-        pending, handle, observers, table = self._pending, self.core.handle, self._observers, self._do
+        handle, observers, table = self._handle, self._observers, self._do
         try:
-            while pending:
-                event = pending.popleft()
+            while True:
                 actions = handle(event)
                 for observe in observers:
                     observe(event, actions)
@@ -223,6 +224,9 @@ class SimulatedBackend:
                     elif type(action) is do.Finish:
                         self.finish_reason = action.reason
                         pending.clear()
+                if not pending:
+                    break
+                event = pending.popleft()
         finally:
             self._telling = False
 
@@ -349,6 +353,8 @@ class SimulatedBackend:
 
     def _report(self, slot: EngineSlot) -> None:
         m = slot.model
+        m.sync(self.clock._now)
+        self._schedule(slot)
         self.tell(
             said.LoadReported(
                 self.clock._now,

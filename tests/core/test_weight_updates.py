@@ -163,7 +163,9 @@ def test_ws_06_barrier_time_is_the_latest_of_the_participants() -> None:
 
 def test_ws_06_a_worker_that_does_not_participate_does_not_hold_it() -> None:
     """Waves of one: A resumes at its own readiness, while B serves the old version and comes later."""
-    run = v21(weights__participation={"type": "waves", "size": 1}).run()
+    run = v21(weights__participation={"type": "waves", "size": 1})
+    run._turn = 120.0  # bound by generation: there is always a turn in B
+    run.run()
     ready, resumed = times(run, said.EngineReady, 21), times(run, do.ResumeEngine, 21)
     assert resumed == ready and resumed[A] < times(run, do.PauseEngine, 21)[B] + 1e-9
     serving = [s for s, e, _ in generation(run, B) if s < resumed[A] < e]
