@@ -379,7 +379,11 @@ def replay(
     figures = []
     for journal in folders.journals(runs):
         header, _ = read_journal(journal)
-        result = replay_journal(journal, scenario_of(journal, header) if header.scenario is not None else None)
+        scenario = scenario_of(journal, header) if header.scenario is not None else None
+        try:
+            result = replay_journal(journal, scenario)
+        except LookupError as lost:
+            raise RunFailed(f"{journal}: an event names what this run does not have ({lost!r})") from None
         folder = journal.parent if journal.name == folders.JOURNAL else journal
         figures.append(
             {

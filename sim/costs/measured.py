@@ -1,16 +1,19 @@
-"""Step times from a table of SGLang 0.5.14 step latencies on H100 and H200 (computed from measured kernel tables).
+"""Step times from a table of SGLang step latencies (computed from measured kernel tables).
+
+The bundled table is of SGLang 0.5.14 on H100 and H200; tables of other engines come from `sim.costs.tabulate`.
 
 Decode: between table points linear in the batch size and in the context per sequence. Prefill: the seconds of one
 query-key pair are fitted to rows that have the same tokens in fewer or more prompts; what remains depends on tokens
 alone and is interpolated. So a cached prefix adds the attention over it and nothing else. Rows of one prompt are met
 exactly, rows of 4 and 16 prompts to about 7 % (Qwen3-0.6B: 33 %). Beyond the edges both go on linearly, and such
-answers are counted. It refuses models, GPUs, splits and precisions that the table doesn't have.
+answers are counted. It refuses to know where a table that it is handed comes from.
 """
 
 from __future__ import annotations
 
 import csv
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from math import inf, log
@@ -30,7 +33,7 @@ PAIR_FIT_FROM_TOKENS = 8192
 """Rows with fewer tokens are not used to fit the seconds of a query-key pair: attention is a small part of them."""
 
 Key = tuple[str, str, int]
-"""(GPU, model, tensor-parallel size)"""
+"""(GPU or system, model, tensor-parallel size)"""
 
 
 class StepTable(Struct, frozen=True):
@@ -46,17 +49,25 @@ class StepTable(Struct, frozen=True):
 def step_tables() -> dict[Key, StepTable]:
     """All tables of the bundled file."""
     gpus = {system: gpu for gpu, system in SYSTEMS.items()}
-    tables: dict[Key, StepTable] = {}
     with (files("testbed") / "data" / TABLE).open(encoding="utf-8") as f:
-        for r in csv.DictReader(f):
-            key = (gpus[r["system"]], r["model"].split("/")[-1], int(r["tp_size"]))
-            if key not in tables:
-                tables[key] = StepTable(int(float(r["moe_ep_size"])) if r["moe_ep_size"] else None, {}, {})
-            batch, tokens, seconds = int(r["batch_size"]), int(r["context_tokens"]), float(r["latency_ms"]) * 1e-3
-            if r["phase"] == "decode_step":
-                tables[key].decode[tokens, batch] = seconds
-            else:
-                tables[key].prefill[batch, tokens] = seconds
+        return {(gpus[system], name.split("/")[-1], tp): t for (system, name, tp), t in read_tables(f).items()}
+
+
+def read_tables(lines: Iterable[str]) -> dict[Key, StepTable]:
+    """Tables of a CSV file by (system, model, TP) as written there (columns: `testbed/data/README.md`).
+
+    Raises `KeyError` or `ValueError` if it is not such a file.
+    """
+    tables: dict[Key, StepTable] = {}
+    for r in csv.DictReader(lines):
+        key = (r["system"], r["model"], int(r["tp_size"]))
+        if key not in tables:
+            tables[key] = StepTable(int(float(r["moe_ep_size"])) if r["moe_ep_size"] else None, {}, {})
+        batch, tokens, seconds = int(r["batch_size"]), int(r["context_tokens"]), float(r["latency_ms"]) * 1e-3
+        if r["phase"] == "decode_step":
+            tables[key].decode[tokens, batch] = seconds
+        else:
+            tables[key].prefill[batch, tokens] = seconds
     return tables
 
 
@@ -82,15 +93,22 @@ def _distance(key: Key, model: ModelSpec, gpu: str, tensor_parallel: int) -> tup
 
 
 class MeasuredCostModel(SegmentCosts):
-    """Interpolates one engine kind's rows."""
+    """Interpolates one engine kind's rows: of `table`, else of the bundled table (`CostModelError` if it has none)."""
 
     kind = "measured"
 
     def __init__(
-        self, model: ModelSpec, gpu: GpuSpec, tensor_parallel: int, precision: str = "bf16", kv_dtype: str = "bf16"
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        tensor_parallel: int,
+        precision: str = "bf16",
+        kv_dtype: str = "bf16",
+        table: StepTable | None = None,
     ) -> None:
         super().__init__()
-        table = find_table(model, gpu.name, tensor_parallel, precision, kv_dtype)
+        if table is None:
+            table = find_table(model, gpu.name, tensor_parallel, precision, kv_dtype)
         self._decode = table.decode
         self._contexts = sorted({c for c, _ in table.decode})
         self._batches = sorted({b for _, b in table.decode})
@@ -122,14 +140,20 @@ class MeasuredCostModel(SegmentCosts):
         return max(rest, 0.0) + self._pair_s * attention, outside
 
 
+def can_fit_pairs(prefill: dict[tuple[int, int], float]) -> bool:
+    """Whether there are rows of equal token count in b and 4 b prompts."""
+    return next(_pair_rows(prefill), None) is not None
+
+
 def _seconds_per_pair(prefill: dict[tuple[int, int], float]) -> float:
     """Median, over rows of equal token count in b and 4 b prompts, of time difference / difference in pairs."""
-    found = [
-        (seconds - prefill[4 * b, s // 4]) / (b * s * s / 2 - 4 * b * (s // 4) ** 2 / 2)
-        for (b, s), seconds in prefill.items()
-        if b * s >= PAIR_FIT_FROM_TOKENS and (4 * b, s // 4) in prefill
-    ]
-    return max(median(found), 0.0)
+    return max(median(_pair_rows(prefill)), 0.0)
+
+
+def _pair_rows(prefill: dict[tuple[int, int], float]) -> Iterator[float]:
+    for (b, s), seconds in prefill.items():
+        if b * s >= PAIR_FIT_FROM_TOKENS and (4 * b, s // 4) in prefill:
+            yield (seconds - prefill[4 * b, s // 4]) / (b * s * s / 2 - 4 * b * (s // 4) ** 2 / 2)
 
 
 def _without_attention(

@@ -116,7 +116,7 @@ class Core:
         engine = self.rollouts.turn_finished(event)
         self.publications.turn_left(engine)
         self._turn_over()
-        if not event.continues and not self._jobs.all_missing:
+        if not event.continues and not self._jobs.external:
             self._pump()
 
     def _turn_failed(self, event: said.TurnFailed) -> None:
@@ -150,7 +150,7 @@ class Core:
         self.publications.pump()
         self.pool.pump()
         self.rollouts.pump()
-        if self.rollouts.exhausted:
+        if self.rollouts.exhausted or self.experience.drops_too_much:
             self._maybe_finish()
 
     def _tasks_exhausted(self, event: said.TasksExhausted) -> None:
@@ -165,7 +165,12 @@ class Core:
 
     def _maybe_finish(self) -> None:
         ctx = self.context
-        if ctx.finished or self.pool.job:
+        if ctx.finished:
+            return
+        if self.experience.drops_too_much:
+            self._finish("too_many_dropped")
+            return
+        if self.pool.job:
             return
         if not ctx.closed and self.rollouts.exhausted and not self._anything_left():
             ctx.closed = True

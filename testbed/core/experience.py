@@ -52,6 +52,9 @@ class ExperienceStore:
         self._batch: list[Lot] = []
         self._batches = 0
         self._lost_trajectories = 0
+        self._too_old = 0
+        """Generated trajectories that were dropped for their age."""
+        self._max_dropped_share = config.staleness.max_dropped_share
 
     # --- bookkeeping of versions for the `wait` action -----------------------------------------------------------------
 
@@ -68,10 +71,16 @@ class ExperienceStore:
                 del self._unused[version]
 
     def holds_publication(self) -> bool:
-        if self._ctx.closed:
-            return False  # nothing will use the old experience any more
+        if self._ctx.closed or not self._more_to_come():
+            return False  # nothing will use the old experience, or not before this publication
         oldest = min(self._unused) if self._unused else None
         return self.rule.holds_publication(self._p.deployed, oldest)
+
+    def _more_to_come(self) -> bool:
+        """Whether a batch is there, is being trained, or can come about from what has been submitted."""
+        p = self._p
+        under_way = p.trainer_busy or p.open_trajectories > 0 or self.awaited > 0
+        return under_way or self.trainable >= self.lots_per_batch
 
     # --- generated -> ready ---------------------------------------------------------------------------------------------
 
@@ -253,6 +262,8 @@ class ExperienceStore:
             self._lost(1, len(lot.members))
         for t in lot.members:
             t.advance("drop")
+        if reason in ("stale", "outside_window"):
+            self._too_old += len(lot.members)
         if buffered:
             self.buffer.release(1)
         self._retire(lot, "dropped", reason, staleness)
@@ -280,6 +291,14 @@ class ExperienceStore:
         if self._order.in_turn:
             return self._in_turn(ready_only=False)
         return self.buffer.num_ready + len(self.for_trainer)
+
+    @property
+    def drops_too_much(self) -> bool:
+        """Whether more than `max_dropped_share` of what was generated is too old; asked of a batch's worth or more."""
+        p = self._p
+        if self._max_dropped_share >= 1 or p.generated < p.groups_per_batch:
+            return False
+        return self._too_old > self._max_dropped_share * p.generated * p.group_size
 
     @property
     def awaited(self) -> int:

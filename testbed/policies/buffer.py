@@ -119,7 +119,8 @@ class ReadyBuffer(_Ready):
     def taken(self) -> list[Lot]:
         stored = []
         while self._outside and len(self._heap) < self.capacity:
-            lot = self._outside.popleft()
+            lot = min(self._outside, key=self._order.key) if self._order.in_turn else self._outside[0]
+            self._outside.remove(lot)
             self._push(lot)
             stored.append(lot)
         return stored

@@ -347,7 +347,7 @@ def test_br_15_dropping_by_age_prefers_short_responses_and_dropping_by_arrival_d
 
 
 def test_oldest_first_waits_outside_in_turn() -> None:
-    """A full buffer: the older lot takes the place of the youngest, which waits outside."""
+    """A full buffer: an older lot takes the place of the youngest; those outside come in by age, not by arrival."""
     held = buffer(InsertWhenReady(async_data_buffer_capacity_factor=1.0), order(OldestFirst()), 2, 0)
     lots = [ready_lot(i) for i in range(3)]
     assert held.ready(lots[1]) == (None, None) and held.ready(lots[2]) == (None, None)
@@ -355,3 +355,15 @@ def test_oldest_first_waits_outside_in_turn() -> None:
     assert waits is lots[2] and evicted is None and not held.admits(1)
     assert [held.take(), held.take()] == lots[:2]
     assert held.taken() == [lots[2]] and held.take() is lots[2]
+
+
+def test_oldest_first_comes_in_from_outside_in_turn() -> None:
+    held = buffer(InsertWhenReady(async_data_buffer_capacity_factor=1.0), order(OldestFirst()), 1, 0)
+    lots = [ready_lot(i) for i in range(3)]
+    for lot in (lots[0], lots[2], lots[1]):
+        held.ready(lot)
+    taken = []
+    for _ in lots:
+        taken.append(held.take())
+        held.taken()
+    assert taken == lots

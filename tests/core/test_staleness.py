@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.core import actions as do
@@ -274,7 +274,8 @@ def test_as_13_in_submission_order_staleness_never_exceeds_eta(eta: int, batch: 
     assert submitted == sorted(submitted), "batches follow the order of submission"
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=25, deadline=None)
+@example(interval=2, seed=3972)
 @given(interval=st.integers(2, 3), seed=st.integers(0, 10**6))
 def test_as_13_the_bound_counts_publications_when_several_batches_make_one(interval: int, seed: int) -> None:
     config = bounded(2, "oldest_first", 1, interval)
@@ -388,6 +389,22 @@ def test_what_is_too_old_is_masked_corrected_or_only_counted(action: str) -> Non
     v3_tokens = event.spans[0][2]
     assert x.staleness == 2 and x.corrected == (action == "correct")
     assert x.masked_tokens == (v3_tokens if action == "mask" else 0) and 0 < v3_tokens < 50
+
+
+@pytest.mark.parametrize(("share", "reason"), [(1.0, "completed"), (0.5, "completed"), (0.02, "too_many_dropped")])
+def test_a_run_that_drops_more_than_the_allowed_share_ends_and_says_so(share: float, reason: str) -> None:
+    """Every eighth group is slow, and too old in the end."""
+    config = scenario(
+        algorithm=SINGLE,
+        rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 4, "submission_granularity": "group"},
+        experience__staleness={"bound": 4, "action": "drop", "max_dropped_share": share},
+        run__num_rollout=60,
+    )
+    run = Scripted(config, turn=lambda a: 300.0 if a.group % 8 == 7 else 40.0).run()
+    assert watched(config, run.records).finished == reason
+    ends = [a for _, a in run.of(do.Retire)]
+    dropped, trained = (sum(a.outcome == outcome for a in ends) for outcome in ("dropped", "trained"))
+    assert (dropped > share * (dropped + trained)) == (reason == "too_many_dropped")
 
 
 def test_wait_holds_the_publication_until_the_old_experience_is_used() -> None:

@@ -48,7 +48,7 @@ def times(run: Scripted, kind: type, version: int) -> dict[int, float]:
     return {x.engine: t for t, x in run.of(kind) if x.version == version}
 
 
-def test_ws_02_and_07_with_a_conversion_copied_is_not_ready_and_without_one_it_is() -> None:
+def test_ws_07_with_a_conversion_copied_is_not_ready_and_without_one_it_is() -> None:
     with_it = Scripted(scenario(**FP8, run__num_rollout=1)).run()
     assert steps(with_it, 0, 1) == [
         "PrepareWeights",
@@ -118,7 +118,7 @@ def v21(engines: int = 2, **changes: Any) -> Scripted:
         placement={"mode": "disaggregated", "rollout_num_gpus": engines, "actor_num_gpus": 1},
         rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 4},
         **FP8,
-        run__num_rollout=23,
+        run__num_rollout=30,
         **changes,
     )
     return Scripted(config, turn=30.0, requantize=lambda a: {A: 5.0, B: 9.0}.get(a.engine, 0.0) if a.version == 21 else 0.0)

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from testbed.scenario import Scenario
-from tests.support.scenarios import COLOCATED, scenario
+from tests.support.scenarios import BASE, COLOCATED, scenario
 from tests.support.scripted import Scripted
 
 ADMISSIONS: tuple[dict[str, Any], ...] = (
@@ -57,6 +57,8 @@ def random_scenario(r: random.Random) -> Scenario:
     if action == "wait":
         bound, order = max(bound, 1), "oldest_first" if order == "freshest_first" else order
     uses = 1 if bound == 0 and action in ("drop", "retry") else r.choice((1, 1, 2))
+    roles = {"teacher": r.choice(("external", "trainer")), "critic": r.choice(("external", "trainer"))}
+    changes["placement"] = changes.get("placement", BASE["placement"]) | {"roles": roles}
     mode, kv = r.choice(RULES)
     path = "cuda_ipc" if shared else r.choice(("broadcast", "p2p", "disk"))
     changes.update(
@@ -101,6 +103,7 @@ def random_run(r: random.Random, config: Scenario, *, faults: bool = True) -> Sc
         turn=lambda a: r.choice((1.0, 5.0, 10.0, 30.0)),
         turns=r.choice((1, 1, 3)),
         environments=r.random() < 0.3,
+        environment=r.choice((0.0, 20.0)),
         reward=lambda a: r.choice((0.5, 2.0)),
         values=lambda i: float(r.random() < 0.5),
         train=r.choice((1.0, 8.0)),
@@ -123,5 +126,6 @@ def random_run(r: random.Random, config: Scenario, *, faults: bool = True) -> Sc
     backend.fails = lambda a: r.random() < failing
     backend.drops = lambda a: type(a).__name__ != "PrepareWeights" and r.random() < silent
     backend.tool_fails = lambda a: r.random() < 0.1
-    backend.turn_fails = lambda a: r.random() < 0.05
+    losing = r.choice((0.0, 0.05, 0.4))
+    backend.turn_fails = lambda a: r.random() < losing
     return backend

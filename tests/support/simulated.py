@@ -66,6 +66,8 @@ class Run:
         self.scenario = config
         self.records: list[Record] = []
         self.log: list[tuple[float, Any]] = []
+        self.present: list[int] = []
+        """Groups (or trajectories) in the buffer after each record, ready or not."""
         self.backend = SimulatedBackend(config, HERE, (), tuple(faults))
         self._metrics = RunMetrics(config, self.backend.core.layout)
         self.backend.use([self._note, self._metrics.observe])
@@ -73,6 +75,7 @@ class Run:
 
     def _note(self, event: said.Event, actions: list[do.Action]) -> None:
         self.records.append((event, list(actions)))
+        self.present.append(self.backend.core.experience.buffer.present)
         self.log.append((event.t, event))
         self.log.extend((event.t, a) for a in actions)
 

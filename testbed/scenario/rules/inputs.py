@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -44,6 +45,12 @@ TABLE_GPUS = {"h100_sxm": "H100", "h200_sxm": "H200"}
 FP8_IN_TABLE = ("DeepSeek-V3",)
 """Models that the table has in fp8; all others are in bf16. KV is bf16 throughout."""
 
+TABULATED_GPUS = ("A100", "H100", "H200", "B200")
+TABULATED_PRECISIONS = ("bf16", "fp8")
+TABULATED_MOST_GPUS = 8
+"""What can be tabulated where the bundled table ends, with the package of the `tables` extra (`sim.costs.tabulate`)."""
+
+INSTALL = "pip install 'rl-testbed[tables]'"
 ANALYTIC = "simulation.engine_costs: {type: analytic}"
 
 
@@ -201,17 +208,37 @@ def _measured() -> frozenset[tuple[str, str, int]]:
 
 
 def table_knows_engine(c: Context) -> Iterator[Fault]:
-    """Measured step times exist for this model, GPU, engine size and precision (only the simulated backend asks)."""
+    """Measured step times exist, or can be tabulated, for this model, GPU, engine size and precision (only the
+    simulated backend asks)."""
     if not isinstance(c.scenario.simulation.engine_costs, MeasuredCosts) or c.model is None:
         return
-    name, gpu, tp = c.model.name, c.scenario.cluster.gpu, c.engine_gpus
+    if not _can_be_tabulated(c):
+        yield from _missing_from_table(c, c.model.name, ANALYTIC)
+    elif find_spec("aiconfigurator_core") is None:
+        yield from _missing_from_table(c, c.model.name, f"{INSTALL}, or {ANALYTIC}")
+
+
+def _can_be_tabulated(c: Context) -> bool:
+    """Whether the package has such engines at all. If it lacks a kernel of this one, that shows when it is asked."""
+    e = c.scenario.rollout.engine
+    return (
+        c.scenario.cluster.gpu in TABULATED_GPUS
+        and c.engine_gpus <= TABULATED_MOST_GPUS
+        and e.weight_precision in TABULATED_PRECISIONS
+        and e.kv_cache_dtype == "bf16"
+    )
+
+
+def _missing_from_table(c: Context, name: str, ways_out: str) -> Iterator[Fault]:
+    """Why the bundled table has no rows for an engine of the model `name`. `ways_out`: what works without them."""
+    gpu, tp = c.scenario.cluster.gpu, c.engine_gpus
     e = c.scenario.rollout.engine
     known = {m.lower(): m for m, _, _ in _measured()}
     model = known.get(name.lower())
     key = "simulation.engine_costs.type"
     if model is None:
         near = fields.closest(name, known.values(), cutoff=0.5)
-        hint = f"{ANALYTIC}, or model.name: {near}" if near in model_names() else ANALYTIC
+        hint = f"{ways_out}, or model.name: {near}" if near in model_names() else ways_out
         what = f"no measured step times for {name}; the table has {', '.join(sorted(known.values()))}"
         yield Fault(key, what, hint, see=f"model.{'path' if c.scenario.model.type == 'config_json' else 'name'}")
         return
@@ -219,18 +246,18 @@ def table_knows_engine(c: Context) -> Iterator[Fault]:
     if not sizes:
         gpus = sorted({g for m, g, _ in _measured() if m == model})
         what = f"no measured step times for {model} on {gpu}"
-        yield Fault(key, what, f"cluster.gpu: {' or '.join(gpus)}, or {ANALYTIC}", see="cluster.gpu")
+        yield Fault(key, what, f"cluster.gpu: {' or '.join(gpus)}, or {ways_out}", see="cluster.gpu")
     elif tp not in sizes:
         size = "placement.rollout_num_gpus_per_engine"
         near = next((f"{size}: {n}, or " for n in c.engine_sizes() if n in sizes), "")
         had = ", ".join(map(str, sizes))
         what = f"no measured step times for {model} on engines of {tp} {gpu}; the table has {had}"
-        yield Fault(key, what, f"{near}{ANALYTIC}", see=size)
+        yield Fault(key, what, f"{near}{ways_out}", see=size)
     precision = "fp8" if model in FP8_IN_TABLE else "bf16"
     if sizes and (e.weight_precision != precision or e.kv_cache_dtype != "bf16"):
         asked = f"{e.weight_precision} weights and {e.kv_cache_dtype} KV"
         what = f"step times of {model} were measured with {precision} weights and bf16 KV, not {asked}"
-        yield Fault(key, what, ANALYTIC, see="rollout.engine.weight_precision")
+        yield Fault(key, what, ways_out, see="rollout.engine.weight_precision")
 
 
 def one_training_rate(c: Context) -> Iterator[Fault]:

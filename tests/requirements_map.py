@@ -1,0 +1,80 @@
+"""The requirements by id, and which tests show them on which backend.
+
+A test names the ids it shows: `test_br_01_...`, `test_ws_02_and_07_...`, `test_pl_01_and_pl_03_...`. The backend follows from the
+folder, or from `@pytest.mark.backend("SIM")`. This module knows names and counts; it runs nothing and judges nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+GROUPS: Mapping[str, tuple[str, int]] = {
+    "LM": ("learning math", 22),
+    "ER": ("experience record", 18),
+    "BR": ("buffer and readiness", 15),
+    "PL": ("placement", 13),
+    "AS": ("async and staleness", 16),
+    "RK": ("routing and KV", 13),
+    "QM": ("quantization and mismatch", 14),
+    "AP": ("agent programs", 13),
+    "WS": ("weight sync", 14),
+    "OP": ("distillation and stages", 15),
+    "RP": ("reporting and method", 13),
+}
+"""Group -> title, number of ids (01, 02, ...)."""
+
+IDS: tuple[str, ...] = tuple(f"{group}-{n:02d}" for group, (_, count) in GROUPS.items() for n in range(1, count + 1))
+
+FIRST: frozenset[str] = frozenset(
+    """
+    LM-04 LM-05 LM-07 LM-11 LM-12 LM-15 LM-16 LM-17 LM-19 LM-21 ER-02 ER-04 ER-05 ER-06 ER-08 ER-13 ER-15 BR-01 BR-04 BR-05
+    BR-06 BR-08 PL-01 PL-03 PL-05 PL-07 AS-01 AS-02 AS-03 AS-05 AS-06 AS-10 RK-01 RK-02 RK-08 QM-01 QM-02 QM-04 QM-06 QM-08
+    AP-02 AP-03 AP-04 AP-06 WS-01 WS-03 WS-04 WS-05 WS-06 WS-08 OP-01 OP-02 OP-06 OP-08 OP-10 OP-11 RP-06 RP-12
+    """.split()
+)
+"""Those with a worked number or a rule that the sources insist on."""
+
+BACKENDS = ("CORE", "SIM", "REAL")
+FOLDERS: Mapping[str, str] = {"core": "CORE", "policies": "CORE", "sim": "SIM", "real": "REAL"}
+"""Folder below tests/ -> backend; tests elsewhere (metrics, scenario, reports, ...) concern none of them: `OTHER`."""
+
+OTHER = "OTHER"
+_NAMED = re.compile(r"(?:^test_|_and_|_)(" + "|".join(GROUPS).lower() + r")_(\d\d)((?:_and_\d\d)*)(?=_|$)")
+
+
+def ids_in(test: str) -> list[str]:
+    """Ids that a test's function name shows. Raises ValueError for one that does not exist."""
+    found = []
+    for group, first, more in _NAMED.findall(test):
+        for number in (first, *re.findall(r"\d\d", more)):
+            found.append(f"{group.upper()}-{number}")
+    if unknown := [i for i in found if i not in IDS]:
+        raise ValueError(f"{test} names {', '.join(unknown)}, which is no requirement")
+    return found
+
+
+def backend_of(path: str) -> str:
+    """Backend of a test file, from its path relative to the repository (`tests/core/test_x.py`)."""
+    parts = path.replace("\\", "/").split("/")
+    return FOLDERS.get(parts[1] if len(parts) > 2 else "", OTHER)
+
+
+def table(shown: Mapping[str, Iterable[str]]) -> list[str]:
+    """Lines of a table: per group how many ids have a test, in all and by backend, and which have none. `shown`: id -> backends."""
+    columns = (*BACKENDS, OTHER)
+    lines = [f"{'requirements with a passing test':36}{'any':>9}" + "".join(f"{c:>7}" for c in columns)]
+    by_id = {i: set(shown.get(i, ())) for i in IDS}
+    for group, (title, count) in GROUPS.items():
+        mine = [by_id[f"{group}-{n:02d}"] for n in range(1, count + 1)]
+        cells = "".join(f"{sum(c in b for b in mine):>7}" for c in columns)
+        lines.append(f"{group} {title:33}{sum(map(bool, mine)):>4}/{count:<4}" + cells)
+    covered = [i for i in IDS if by_id[i]]
+    cells = "".join(f"{sum(c in b for b in by_id.values()):>7}" for c in columns)
+    lines.append(f"{'all':36}{len(covered):>4}/{len(IDS):<4}" + cells)
+    for label, missing in (
+        ("without a test, first priority", [i for i in IDS if not by_id[i] and i in FIRST]),
+        ("without a test, others", [i for i in IDS if not by_id[i] and i not in FIRST]),
+    ):
+        lines.append(f"{label}: {' '.join(missing) or 'none'}")
+    return lines
