@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: demo test bench lint install install-dev lock clean
+.PHONY: help demo test bench lint install install-dev lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,7 +35,7 @@ demo: install
 	$(BIN)/testbed compare scenarios/examples/placement_64xh100_qwen3_32b.yaml
 
 test: install-dev
-	$(BIN)/python -m pytest -x -q -n $(JOBS) --dist loadfile tests
+	$(BIN)/python -m pytest -x -q -n $(JOBS) --dist loadfile --hypothesis-seed=0 tests
 
 bench: install
 	$(BIN)/python -m benchmarks --json benchmarks/results.json
@@ -44,7 +44,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 lock: install-dev
 	$(BIN)/python -m pip install --quiet pip-tools

@@ -1,4 +1,4 @@
-"""Runs every benchmark, each in a process of its own, and writes the figures. `--quick` leaves out what takes minutes."""
+"""Runs every benchmark, each in a process of its own, and writes the figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(case: str, rollouts: int) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(
         f"  {result['rollouts_per_cpu_s']:,.0f} rollouts and {result['turns_per_cpu_s']:,.0f} turns per CPU-second, "
-        f"{result['clock_events_per_turn']:.2f} clock events a turn, {result['core_events_per_turn']:.2f} core events a turn, "
+        f"{result['clock_events_per_turn']:.2f} clock and {result['core_events_per_turn']:.2f} core events a turn, "
         f"{result['peak_rss_mb']:.0f} MB, {result['wall_s']:.1f} s",
         flush=True,
     )
@@ -32,9 +32,14 @@ def run(case: str, rollouts: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results.json"), help="where the figures go")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, default=Path("benchmarks/results.json"), help="where the figures go"
+    )
     parser.add_argument("--quick", action="store_true", help="leave out 10^6 and 10^7 rollouts")
     options = parser.parse_args()
+    if options.json.is_dir():
+        parser.error(f"--json {options.json}: this is a folder, not a file")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     results = [run(case, n) for case, n in QUICK]
     figures: dict[str, Any] = {
         "single_turn_rollouts_per_cpu_s": results[0]["rollouts_per_cpu_s"],
@@ -55,7 +60,6 @@ def main() -> None:
         figures["rollouts_1e7_seconds"] = results[-1]["wall_s"]
     figures["machine"] = f"{platform.processor() or platform.machine()}, Python {platform.python_version()}"
     figures["cases"] = results
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"figures: {options.json}")
 

@@ -1,19 +1,26 @@
 """The benchmark scenarios, and one measurement of one of them in this process.
 
-`python -m benchmarks.cases CASE ROLLOUTS` prints one JSON object. CPU seconds are of the whole run: core, driver, engine models with
-KV accounting, prefix-aware routing, staleness, streamed metrics; set-up and imports are left out. The journal is off unless the
-case is `single_turn_journal`.
+`python -m benchmarks.cases CASE ROLLOUTS` prints one JSON object. CPU seconds are of the whole run: core, driver,
+engine models with KV accounting, prefix-aware routing, staleness, streamed metrics; set-up and imports are left out.
+Rollouts are trained trajectories, turns are finished model calls. The journal is off unless the case is
+`single_turn_journal`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from sim.driver import SimulatedBackend
+from testbed.core.events import Event, TurnFinished
+from testbed.journal import JournalHeader, JournalWriter
+from testbed.metrics import RunMetrics
 from testbed.scenario import Scenario
 
 GROUP = 8
@@ -63,24 +70,29 @@ def scenario(case: str, rollouts: int) -> Scenario:
     )
 
 
-def measure(case: str, rollouts: int) -> dict[str, Any]:
-    from sim.driver import SimulatedBackend
-    from testbed.metrics import RunMetrics
+CASES = ("single_turn", "multi_turn", "single_turn_journal")
 
-    config = scenario(case, rollouts)
-    observers: list[Any] = []
+
+def measure(case: str, rollouts: int) -> dict[str, Any]:
+    """One run of one case, with the journal (if it has one) in a folder that is deleted afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(case, scenario(case, rollouts), Path(folder))
+
+
+def _measure(case: str, config: Scenario, folder: Path) -> dict[str, Any]:
+    finished = 0
+
+    def count(event: Event, actions: object) -> None:
+        nonlocal finished
+        finished += type(event) is TurnFinished
+
     backend = SimulatedBackend(config, Path())
     metrics = RunMetrics(config, backend.core.layout)
-    observers.append(metrics.observe)
+    observers: list[Any] = [metrics.observe, count]
     writer = None
     if case.endswith("_journal"):
-        import tempfile
-
-        from testbed.journal import JournalHeader, JournalWriter
-
-        folder = tempfile.mkdtemp()
         header = JournalHeader(scenario_hash="", seed=config.run.seed, backend="simulated")
-        writer = JournalWriter(Path(folder) / "journal.jsonl.zst", "full", 1.0, header)
+        writer = JournalWriter(folder / "journal.jsonl.zst", "full", 1.0, header)
         observers.append(writer.write)
     backend.use(observers)
     started = time.process_time()
@@ -90,29 +102,39 @@ def measure(case: str, rollouts: int) -> dict[str, Any]:
         writer.close()
     cpu = time.process_time() - started
     wall = time.perf_counter() - wall
-    summary = metrics.summary(finish_reason=reason)
-    p = backend.core.context.progress
-    turns = backend._completed
-    trained = p.trained_trajectories
+    trained = backend.core.context.progress.trained_trajectories
     return {
         "case": case,
         "rollouts": trained,
-        "turns": turns,
+        "turns": finished,
         "cpu_s": cpu,
         "wall_s": wall,
         "rollouts_per_cpu_s": trained / cpu,
-        "turns_per_cpu_s": turns / cpu,
+        "turns_per_cpu_s": finished / cpu,
         "core_events": backend.core.events,
         "clock_events": backend.clock.events,
-        "core_events_per_turn": backend.core.events / turns,
-        "clock_events_per_turn": backend.clock.events / turns,
-        "engine_wake_ups_per_turn": backend.wake_ups / turns,
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "core_events_per_turn": backend.core.events / finished,
+        "clock_events_per_turn": backend.clock.events / finished,
+        "engine_wake_ups_per_turn": backend.wake_ups / finished,
+        "peak_rss_mb": peak_rss_mb(),
         "simulated_s": backend.clock.now,
-        "step_time_s": summary.step_time_mean_s,
+        "step_time_s": metrics.summary(finish_reason=reason).step_time_mean_s,
         "finish_reason": reason,
     }
 
 
+def peak_rss_mb() -> float:
+    """Largest resident set of this process so far, MiB (the system counts in KiB, on macOS in bytes)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024**2 if sys.platform == "darwin" else 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cases", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("rollouts", type=int)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.case, options.rollouts)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(float(sys.argv[2])))))
+    main()

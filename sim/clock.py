@@ -62,6 +62,8 @@ class Clock(simpy.Environment):
     def __init__(self, initial_time: float = 0.0) -> None:
         super().__init__(initial_time)
         self.events = 0
+        self.stopped = False
+        """Set by a callback: `run_events` returns after it."""
         self._heap: list[Any] = self._queue  # SimPy's own heap; its entries may be calls here
 
     def at(self, time: float, priority: int, callback: Callable[[Any], object], arg: Any = None) -> Call:
@@ -88,3 +90,17 @@ class Clock(simpy.Environment):
             return
         self._now = heappop(queue)[0]
         event.callback(event.arg)
+
+    def run_events(self, most: int) -> None:
+        """Up to `most` events; fewer if nothing is scheduled any more or `stopped` is set meanwhile."""
+        queue = self._heap
+        done = 0
+        while queue and done < most and not self.stopped:
+            event = queue[0][3]
+            if type(event) is Call:
+                self._now = heappop(queue)[0]
+                done += 1
+                event.callback(event.arg)
+            else:
+                self.step()
+        self.events += done

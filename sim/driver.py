@@ -79,7 +79,6 @@ class SimulatedBackend:
         self.scenario = scenario
         self.clock = Clock()
         self.core = Core(scenario)
-        self._handle = self.core.handle
         self._observers = tuple(observers)
         model = model_spec(scenario.model, base_dir)
         gpu = gpu_spec(scenario.cluster.gpu)
@@ -101,6 +100,7 @@ class SimulatedBackend:
         self._salt = scenario.weights.transition.kv == "salt_by_version"
         self._max_new = scenario.workload.max_response_length
         self._ignore_eos = scenario.rollout.ignore_eos
+        self._overlap = not scenario.rollout.engine.disable_overlap_schedule
         self._keep_tasks = scenario.experience.staleness.action == "retry" or (
             scenario.rollout.admission.type == "over_sampling"
         )
@@ -158,7 +158,7 @@ class SimulatedBackend:
 
     # --- the loop ---------------------------------------------------------------------------------------------------------
 
-    def run(self, progress: Progress | None = None, every: int = 20_000) -> str:
+    def run(self, progress: Progress | None = None, every: int = 10_000) -> str:
         """Run to the end; returns the reason that the core gave for finishing."""
         self.start()
         collects = gc.isenabled()
@@ -172,20 +172,21 @@ class SimulatedBackend:
 
     def _loop(self, progress: Progress | None, every: int) -> None:
         clock, core = self.clock, self.core
-        context, step, heap = core.context, clock.step, clock._heap
         limit = self.scenario.simulation.max_simulated_s
         collect_at = COLLECT_EVERY
-        while not context.finished:
-            if not heap:
+        while not core.finished:
+            clock.run_events(every)
+            if clock.stopped:
+                return
+            if clock.now > limit:
+                raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {core.explain()}")
+            if not clock._heap:
                 raise StuckError(f"nothing is scheduled at {clock.now:.3f} s: {core.explain()}")
-            step()
             if clock.events >= collect_at:
                 collect_at = clock.events + COLLECT_EVERY
                 gc.collect()
-            if progress is not None and clock.events % every == 0:
-                progress(clock.now, context.progress.batches_trained, clock.events)
-            if clock._now > limit:
-                raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {core.explain()}")
+            if progress is not None:
+                progress(clock.now, core.context.progress.batches_trained, clock.events)
 
     finish_reason = ""
 
@@ -211,7 +212,7 @@ class SimulatedBackend:
             pending.append(event)
             return
         self._telling = True
-        handle, observers, table = self._handle, self._observers, self._do
+        handle, observers, table = self.core.handle, self._observers, self._do
         try:
             while True:
                 actions = handle(event)
@@ -223,6 +224,7 @@ class SimulatedBackend:
                         carry_out(action)
                     elif type(action) is do.Finish:
                         self.finish_reason = action.reason
+                        self.clock.stopped = True
                         pending.clear()
                 if not pending:
                     break
@@ -296,7 +298,9 @@ class SimulatedBackend:
             c = self.store.conversation(trajectory)
             plan = c.plan
             prompt = c.prompt_tokens
-            self.store.answered(c, n.output_tokens)
+            # under overlap a stop token is seen one step late, and that step has computed its KV
+            seen_late = self._overlap and n.finish_reason == "stop"
+            self.store.answered(c, n.output_tokens, n.output_tokens - (not seen_late))
             continues = turn + 1 < len(plan.output_tokens)
             reason = "tool_calls" if continues else n.finish_reason
             self.tell(

@@ -66,9 +66,9 @@ class ExperienceStore:
     def find(self, trajectory: int) -> Conversation | None:
         return self._conversations.get(trajectory)
 
-    def answered(self, c: Conversation, output_tokens: int) -> None:
-        """A turn is over: all but its last token have their KV computed."""
-        c.known_tokens = c.prompt_tokens + output_tokens - 1
+    def answered(self, c: Conversation, output_tokens: int, fed_back: int) -> None:
+        """A turn is over; `fed_back` of its output tokens have their KV computed (the last one may not)."""
+        c.known_tokens = c.prompt_tokens + fed_back
         c.content = (*c.content, (c.output_content, 0, output_tokens))
         c.prompt_tokens += output_tokens
 

@@ -195,7 +195,7 @@ def show_run(summary: RunSummary) -> None:
             ("GPU time", _gpu_time(f["gpu_seconds"])),
         ]
     else:
-        rows.append(("step time", f"not measured: no step after {f['warmup_steps']} of warm-up"))
+        rows.append(("step time", "not measured: no step after the warm-up"))
     rows.append(
         (
             "ended",

@@ -82,9 +82,6 @@ class EngineKind(Struct, frozen=True):
         """Null for a dense model."""
         return self.tensor_parallel if self.model.is_moe else None
 
-    def __str__(self) -> str:
-        return f"{self.model.name} in {self.precision} with bf16 KV on {self.gpu}, TP {self.tensor_parallel}"
-
 
 def table_for(model: ModelSpec, gpu: str, tensor_parallel: int, precision: str, kv_dtype: str) -> StepTable:
     """The bundled table of this engine kind, else the cached one, else a new one.
@@ -142,8 +139,9 @@ def tabulate(kind: EngineKind) -> str:
                 except PerfDataNotAvailableError as e:
                     reason = reason or _first_line(e)
                     continue
-                if 0 < milliseconds < inf:
-                    rows.append((phase, batch, tokens, f"{milliseconds:.4f}"))
+                rounded = f"{milliseconds:.4f}"  # as in the bundled file
+                if 0 < float(rounded) < inf:
+                    rows.append((phase, batch, tokens, rounded))
         except (ValueError, RuntimeError, KeyError) as e:
             raise CostModelError(f"{_package()} refuses it ({_first_line(e)})") from e
     if not rows:

@@ -96,14 +96,16 @@ def seeds_of(text: str | None, default: Sequence[int]) -> list[int]:
         return list(default)
     try:
         first, dots, last = text.partition("..")
-        wanted: Sequence[int] = range(int(first), int(last) + 1) if dots else [int(x) for x in text.split(",")]
+        ends = (int(first), int(last)) if dots else (0, 0)
+        wanted = [] if dots else [int(x) for x in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text}: not seeds (nearest: --seeds 1..5 or --seeds 1,2,3)") from None
+    if max(ends[1] - ends[0] + 1, len(wanted)) > MAX_SEEDS:
+        near = f"{ends[0]}..{ends[0] + MAX_SEEDS - 1}" if dots else f"1..{MAX_SEEDS}"
+        raise UserError(f"--seeds {text}: more than {MAX_SEEDS} seeds (nearest: --seeds {near})")
+    wanted = list(range(ends[0], ends[1] + 1)) if dots else wanted
     if not wanted or min(wanted) < 0:
         raise UserError(f"--seeds {text}: seeds are whole numbers >= 0, at least one (nearest: --seeds 1..5)")
-    if len(wanted) > MAX_SEEDS:
-        near = f"--seeds {wanted[0]}..{wanted[0] + MAX_SEEDS - 1}"
-        raise UserError(f"--seeds {text}: more than {MAX_SEEDS} seeds (nearest: {near})")
     unique = list(dict.fromkeys(wanted))
     if len(unique) < len(wanted):
         near = ",".join(map(str, unique))

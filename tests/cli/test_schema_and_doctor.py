@@ -178,7 +178,7 @@ def test_no_arguments_is_help(cli: Cli) -> None:
 def test_help_and_wrong_commands_import_nothing_heavy(args: list[str]) -> None:
     heavy = ("matplotlib", "numpy", "pandas", "pyarrow", "scipy", "simpy", "torch", "jinja2")
     if args != ["runn"]:
-        heavy += ("pydantic", "yaml", "msgspec", "testbed.metrics")
+        heavy += ("yaml", "msgspec", "zstandard", "testbed.scenario", "testbed.metrics")
     code = (
         "import sys\nfrom testbed.cli import main\n"
         f"try: main({args!r})\nexcept SystemExit: pass\n"
