@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import simpy
@@ -91,12 +92,15 @@ class Clock(simpy.Environment):
         self._now = heappop(queue)[0]
         event.callback(event.arg)
 
-    def run_events(self, most: int) -> None:
-        """Up to `most` events; fewer if nothing is scheduled any more or `stopped` is set meanwhile."""
+    def run_events(self, most: int, until: float = inf) -> None:
+        """Up to `most` events; fewer if nothing is scheduled any more up to `until` (s), or `stopped` is set meanwhile."""
         queue = self._heap
         done = 0
         while queue and done < most and not self.stopped:
-            event = queue[0][3]
+            first = queue[0]
+            if first[0] > until:
+                break
+            event = first[3]
             if type(event) is Call:
                 self._now = heappop(queue)[0]
                 done += 1

@@ -13,7 +13,7 @@ from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
-from sim.clock import ARRIVE, COMPLETE, ENGINE, REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
+from sim.clock import ARRIVE, COMPLETE, ENGINE, REPORT, TIMER, WATCHDOG, WEIGHTS, Call, Clock
 from sim.costs import cost_model
 from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
 from sim.experience_store import ExperienceStore
@@ -108,6 +108,8 @@ class SimulatedBackend:
         self._telling = False
         self._forming = False
         self._arrivals: Iterator[tuple[float, Task]] | None = None
+        self._preparing: list[Call] = []
+        """What the preparation under way will say, unless it fails."""
         self._left_to_copy: dict[int, set[int]] = {}
         self.wake_ups = 0
         """Engine wake-ups that did something."""
@@ -172,13 +174,12 @@ class SimulatedBackend:
 
     def _loop(self, progress: Progress | None, every: int) -> None:
         clock, core = self.clock, self.core
-        limit = self.scenario.simulation.max_simulated_s
         collect_at = COLLECT_EVERY
         while not core.finished:
-            clock.run_events(every)
+            clock.run_events(every, limit)
             if clock.stopped:
                 return
-            if clock.now > limit:
+            if clock._heap and clock._heap[0][0] > limit:
                 raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {core.explain()}")
             if not clock._heap:
                 raise StuckError(f"nothing is scheduled at {clock.now:.3f} s: {core.explain()}")
@@ -197,6 +198,7 @@ class SimulatedBackend:
             clock.at(fault.t, WEIGHTS, self._fault, fault)
         self._arrivals = self.workload.arrivals()
         clock.at(scenario.simulation.watchdog_s, WATCHDOG, self._watchdog)
+        clock.at(scenario.simulation.max_simulated_s, WATCHDOG, self._too_long)
         interval = self.core.rollouts.concurrency.report_interval_s
         if interval:
             clock.at(interval, REPORT, self._report_all, interval)
@@ -241,6 +243,10 @@ class SimulatedBackend:
         self._seen_completed = self._completed
         self.clock.at(self.clock.now + self.scenario.simulation.watchdog_s, WATCHDOG, self._watchdog)
 
+    def _too_long(self, _: Any) -> None:
+        limit = self.scenario.simulation.max_simulated_s
+        raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {self.core.explain()}")
+
     def _fault(self, event: said.Event) -> None:
         now = self.clock._now
         if isinstance(event, said.EngineLost):
@@ -254,6 +260,9 @@ class SimulatedBackend:
             slot.model.set_version(now, event.version)
             if self._salt:
                 slot.namespace = event.version
+        elif isinstance(event, said.WeightUpdateFailed) and event.engine < 0:
+            for call in self._preparing:
+                call.cancel()
         self.tell(event)
 
     # --- engines ----------------------------------------------------------------------------------------------------------
@@ -495,12 +504,12 @@ class SimulatedBackend:
         prepared = self.paths.prepare(self.clock._now, a.path, a.participants)
         seconds = prepared.ready_t - self.clock._now
         event = said.WeightsPrepared(prepared.ready_t, a.version, seconds, prepared.bytes)
-        self.clock.at(prepared.ready_t, WEIGHTS, self.tell, event)
+        self._preparing = [self.clock.at(prepared.ready_t, WEIGHTS, self.tell, event)]
         if prepared.trainer_released_t is None:
             self._left_to_copy[a.version] = set(a.participants)
         else:
             released = said.TrainerReleased(prepared.trainer_released_t, a.version)
-            self.clock.at(prepared.trainer_released_t, WEIGHTS, self.tell, released)
+            self._preparing.append(self.clock.at(prepared.trainer_released_t, WEIGHTS, self.tell, released))
 
     def _pause_engine(self, a: do.PauseEngine) -> None:
         slot = self.engines[a.engine]

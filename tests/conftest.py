@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from tests.requirements_map import backend_of, ids_in, table
+
+
+@pytest.fixture(autouse=True)
+def without_optional_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite says the same whether or not the `tables` extra is installed; tests of the extra bring a stand-in."""
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -134,7 +134,7 @@ def facts_of(scenario: Scenario) -> dict[str, str]:
     """Sentences for the part of the report that says what the figures rest on."""
     costs = scenario.simulation.engine_costs
     tables = {
-        "measured": f"aiconfigurator SGLang step latencies (SGLang 0.5.14 kernels on {scenario.cluster.gpu})",
+        "measured": f"aiconfigurator step latencies of SGLang kernels on {scenario.cluster.gpu}",
         "analytic": f"roofline of {scenario.cluster.gpu}",
         "linear": "linear coefficients of the scenario",
         "calibrated": "coefficients fitted to one machine",

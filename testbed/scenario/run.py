@@ -11,7 +11,8 @@ from testbed.scenario.cluster import GpuName
 
 
 class MeasuredCosts(Section):
-    """Tables of SGLang step latencies on H100 and H200; interpolated, and marked outside their range."""
+    """Tables of SGLang step latencies, bundled for H100 and H200 (others with the `tables` extra); interpolated, and marked outside
+    their range."""
 
     type: Literal["measured"] = "measured"
 

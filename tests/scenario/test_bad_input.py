@@ -307,7 +307,7 @@ CASES = (
         (
             "no_measured_steps.yaml:20: simulation.engine_costs.type: no measured step times for Qwen3-8B on "
             "engines of 4 H100; the table has 1, 2 (nearest: placement.rollout_num_gpus_per_engine: 2, or "
-            "simulation.engine_costs: {type: analytic})",
+            "pip install 'rl-testbed[tables]', or simulation.engine_costs: {type: analytic})",
         ),
         ("simulation.engine_costs={type: analytic}",),
     ),

@@ -177,7 +177,8 @@ def test_identical_engines_may_be_renumbered(order: tuple[int, ...]) -> None:
         return type(a)(**fields)
 
     other = Run(config)
-    other.backend.core = Renumbered(config)
+    other.backend.core = core = Renumbered(config)
+    other.backend._handle = core.handle
     other.go()
     times = [[(t, e.trajectory, e.turn, e.output_tokens) for t, e in r.of(said.TurnFinished)] for r in (plain, other)]
     assert sorted(times[0]) == sorted(times[1])
