@@ -1,4 +1,5 @@
-"""Prints which requirements the passing tests show, by backend, at the end of a run over the whole suite (or with `--requirements`)."""
+"""Prints which requirements the passing tests show, by backend, at the end of a run over the whole suite (or with
+`--requirements`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "backend(name): the backend (CORE, SIM or REAL) on which a test shows its requirement")
+    config.addinivalue_line(
+        "markers", "backend(name): the backend (CORE, SIM or REAL) on which a test shows its requirement"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

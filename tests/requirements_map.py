@@ -1,8 +1,8 @@
 """The requirements by id, and which tests show them on which backend.
 
-A test names the ids it shows: `test_br_01_...`, `test_ws_02_and_07_...`, `test_pl_01_and_pl_03_...`. The backend follows from the
-folder, or from `@pytest.mark.backend("SIM")`. This module knows names and counts; it runs nothing and judges nothing.
-"""
+A test names the ids it shows: `test_br_01_...`, `test_ws_02_and_07_...`, `test_pl_01_and_pl_03_...`. The backend
+follows from the folder, or from `@pytest.mark.backend("SIM")`. This module knows names and counts; it runs nothing and
+judges nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ IDS: tuple[str, ...] = tuple(f"{group}-{n:02d}" for group, (_, count) in GROUPS.
 
 FIRST: frozenset[str] = frozenset(
     """
-    LM-04 LM-05 LM-07 LM-11 LM-12 LM-15 LM-16 LM-17 LM-19 LM-21 ER-02 ER-04 ER-05 ER-06 ER-08 ER-13 ER-15 BR-01 BR-04 BR-05
-    BR-06 BR-08 PL-01 PL-03 PL-05 PL-07 AS-01 AS-02 AS-03 AS-05 AS-06 AS-10 RK-01 RK-02 RK-08 QM-01 QM-02 QM-04 QM-06 QM-08
-    AP-02 AP-03 AP-04 AP-06 WS-01 WS-03 WS-04 WS-05 WS-06 WS-08 OP-01 OP-02 OP-06 OP-08 OP-10 OP-11 RP-06 RP-12
-    """.split()
+    LM-04 LM-05 LM-07 LM-11 LM-12 LM-15 LM-16 LM-17 LM-19 LM-21 ER-02 ER-04 ER-05 ER-06 ER-08 ER-13 ER-15 BR-01 BR-04
+    BR-05 BR-06 BR-08 PL-01 PL-03 PL-05 PL-07 AS-01 AS-02 AS-03 AS-05 AS-06 AS-10 RK-01 RK-02 RK-08 QM-01 QM-02 QM-04
+    QM-06 QM-08 AP-02 AP-03 AP-04 AP-06 WS-01 WS-03 WS-04 WS-05 WS-06 WS-08 OP-01 OP-02 OP-06 OP-08 OP-10 OP-11 RP-06
+    RP-12 """.split()
 )
 """Those with a worked number or a rule that the sources insist on."""
 
@@ -61,7 +61,8 @@ def backend_of(path: str) -> str:
 
 
 def table(shown: Mapping[str, Iterable[str]]) -> list[str]:
-    """Lines of a table: per group how many ids have a test, in all and by backend, and which have none. `shown`: id -> backends."""
+    """Lines of a table: per group how many ids have a test, in all and by backend, and which have none. `shown`: id ->
+    backends."""
     columns = (*BACKENDS, OTHER)
     lines = [f"{'requirements with a passing test':36}{'any':>9}" + "".join(f"{c:>7}" for c in columns)]
     by_id = {i: set(shown.get(i, ())) for i in IDS}

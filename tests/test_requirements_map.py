@@ -31,7 +31,13 @@ def test_an_unknown_id_is_an_error() -> None:
 
 
 def test_backend_follows_from_the_folder() -> None:
-    paths = ("tests/core/test_a.py", "tests/sim/deep/test_a.py", "tests/real/test_a.py", "tests/metrics/test_a.py", "tests/test_a.py")
+    paths = (
+        "tests/core/test_a.py",
+        "tests/sim/deep/test_a.py",
+        "tests/real/test_a.py",
+        "tests/metrics/test_a.py",
+        "tests/test_a.py",
+    )
     assert [backend_of(p) for p in paths] == ["CORE", "SIM", "REAL", "OTHER", "OTHER"]
 
 

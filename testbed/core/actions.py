@@ -1,4 +1,5 @@
-"""Actions: what the core asks of a backend. They carry no time: an action happens at the time of the event that caused it.
+"""Actions: what the core asks of a backend. They carry no time: an action happens at the time of the event that caused
+it.
 
 Decisions that people ask about carry `why`, the rule that made them, so that a journal explains itself.
 """
@@ -65,7 +66,8 @@ class RunTool(Action, frozen=True, tag=True):
 
 
 class ComputeSignals(Action, frozen=True, tag=True):
-    """Compute one signal for these trajectories. `pool` = -1: a service outside the GPU pools (verifier, external model)."""
+    """Compute one signal for these trajectories. `pool` = -1: a service outside the GPU pools (verifier, external
+    model)."""
 
     signal: str
     trajectories: tuple[int, ...]
@@ -76,7 +78,8 @@ class ComputeSignals(Action, frozen=True, tag=True):
 
 
 class Experience(Struct, frozen=True, gc=False):
-    """What the core knows of one trajectory when a batch takes it. Versions are published versions unless named otherwise."""
+    """What the core knows of one trajectory when a batch takes it. Versions are published versions unless named
+    otherwise."""
 
     trajectory: int
     group: int
@@ -131,8 +134,8 @@ class Train(Action, frozen=True, tag=True):
 class Retire(Action, frozen=True, tag=True):
     """Trajectories whose life is over; the backend frees their records and KV. Each trajectory is retired exactly once.
 
-    `outcome`: `trained`, `dropped`, `aborted`, `failed`; `reason` says why (`stale`, `zero_variance`, `over_sampled`, ...).
-    """
+    `outcome`: `trained`, `dropped`, `aborted`, `failed`; `reason` says why (`stale`, `zero_variance`, `over_sampled`,
+    ...)."""
 
     trajectories: tuple[int, ...]
     group: int

@@ -1,8 +1,8 @@
 """The scheduling core: `handle(event) -> list[Action]`.
 
-Sans-I/O: no clock, no waiting, no randomness but a generator seeded by the scenario. The same scenario and event sequence give the
-same actions, always. This module only dispatches events to the components and decides when a run is over.
-"""
+Sans-I/O: no clock, no waiting, no randomness but a generator seeded by the scenario. The same scenario and event
+sequence give the same actions, always. This module only dispatches events to the components and decides when a run is
+over."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Core:
         self._handlers[type(event)](event)
         return ctx.out
 
-    # --- handlers that touch several components -----------------------------------------------------------------------------
+    # --- handlers that touch several components -----------------------------------------------------------------------
 
     def _after(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
         """Control-plane events may free anything: give every component a chance to go on."""
@@ -161,7 +161,7 @@ class Core:
         self.publications.engine_lost(self.context.engines[event.engine])
         self._pump()
 
-    # --- the end ------------------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def _maybe_finish(self) -> None:
         ctx = self.context

@@ -1,8 +1,8 @@
 """Events: what a backend tells the core. Light metadata only: ids, counts, versions, times (seconds), tokens.
 
-Every event carries `t`, the time at which it happened (virtual or monotonic wall seconds since the start of the run). Times never
-fall. Token ids, log-probs and other heavy data stay in the backend's experience store, keyed by trajectory and turn.
-"""
+Every event carries `t`, the time at which it happened (virtual or monotonic wall seconds since the start of the run).
+Times never fall. Token ids, log-probs and other heavy data stay in the backend's experience store, keyed by trajectory
+and turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Event(Struct, frozen=True, gc=False, tag_field="type"):
 
 
 class PathCost(Struct, frozen=True, gc=False):
-    """What one publication to all engines by one path is expected to cost, seconds, as the backend models or measured it."""
+    """What one publication to all engines by one path is expected to cost, seconds, as the backend models or measured
+    it."""
 
     path: str
     prepare_s: float
@@ -40,7 +41,8 @@ class RunStarted(Event, frozen=True, tag=True):
 
 
 class TaskArrived(Event, frozen=True, tag=True):
-    """The data source delivers a task: for `group`, as answer to `DrawTask`, or unasked (`group` = -1: an open arrival)."""
+    """The data source delivers a task: for `group`, as answer to `DrawTask`, or unasked (`group` = -1: an open
+    arrival)."""
 
     group: int
     task: int

@@ -28,9 +28,7 @@ class ExperienceStore:
         self._jobs = jobs
         algorithm, config = ctx.scenario.algorithm, ctx.scenario.experience
         self._together = algorithm.group_ready_together
-        self.lots_per_batch = (
-            algorithm.rollout_batch_size if self._together else algorithm.trajectories_per_batch
-        )
+        self.lots_per_batch = algorithm.rollout_batch_size if self._together else algorithm.trajectories_per_batch
         self._selection = config.selection
         self._order = order(config.selection.order)
         self.rule = StalenessRule(config.staleness, sizes_of(ctx.scenario))
@@ -56,7 +54,7 @@ class ExperienceStore:
         """Generated trajectories that were dropped for their age."""
         self._max_dropped_share = config.staleness.max_dropped_share
 
-    # --- bookkeeping of versions for the `wait` action -----------------------------------------------------------------
+    # --- bookkeeping of versions for the `wait` action ----------------------------------------------------------------
 
     def dispatched(self, t: Trajectory) -> None:
         self._unused[t.dispatch_version] = self._unused.get(t.dispatch_version, 0) + 1
@@ -82,7 +80,7 @@ class ExperienceStore:
         under_way = p.trainer_busy or p.open_trajectories > 0 or self.awaited > 0
         return under_way or self.trainable >= self.lots_per_batch
 
-    # --- generated -> ready ---------------------------------------------------------------------------------------------
+    # --- generated -> ready -------------------------------------------------------------------------------------------
 
     def expect(self, group: Group) -> None:
         """A group was populated: its lots come to life."""
@@ -194,7 +192,7 @@ class ExperienceStore:
         if evicted is not None:
             self.drop(evicted, "buffer_full", buffered=False)
 
-    # --- early ends -----------------------------------------------------------------------------------------------------
+    # --- early ends ---------------------------------------------------------------------------------------------------
 
     def ended_early(self, t: Trajectory) -> None:
         """A trajectory ended before it was ready (failed or aborted): its group does not wait for it."""
@@ -283,7 +281,7 @@ class ExperienceStore:
             ctx.groups.pop(lot.group.id, None)
         ctx.out.append(do.Retire(tuple(ids), lot.group.id, outcome, reason, lot.output_tokens, staleness))
 
-    # --- batches --------------------------------------------------------------------------------------------------------
+    # --- batches ------------------------------------------------------------------------------------------------------
 
     @property
     def trainable(self) -> int:
@@ -366,9 +364,7 @@ class ExperienceStore:
         if self._together:
             for lot in self._batch:
                 lot.group.advance("take")
-        experiences = tuple(
-            self._experience(t, lot, verdict) for lot, _, verdict in chosen for t in lot.members
-        )
+        experiences = tuple(self._experience(t, lot, verdict) for lot, _, verdict in chosen for t in lot.members)
         p.batches_dequeued += 1
         number = self._batches
         self._batches += 1

@@ -1,8 +1,7 @@
 """The training pool: what it does next, and the phases of a pool that also generates.
 
-Jobs of one pool run one at a time: signals, training, the trainer's part of a publication. It asks the placement policy when a
-shared pool goes back to generation. It refuses to know what a batch contains and how weights travel.
-"""
+Jobs of one pool run one at a time: signals, training, the trainer's part of a publication. It asks the placement policy
+when a shared pool goes back to generation. It refuses to know what a batch contains and how weights travel."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class TrainingPool:
         self._signal_lots: list[int] = []
         self._awaited = 0
 
-    # --- what next? -----------------------------------------------------------------------------------------------------
+    # --- what next? ---------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Give the pool work, or change its phase, or note why it waits."""
@@ -118,7 +117,7 @@ class TrainingPool:
         if is_due(self._ctx.scenario.weights, self._p.batches_trained):
             self._publications.request()
 
-    # --- phases of a shared pool ----------------------------------------------------------------------------------------
+    # --- phases of a shared pool --------------------------------------------------------------------------------------
 
     def _move(self, given: str) -> None:
         self.phase = step("pool", self._spec.name, self.phase, given)
@@ -180,7 +179,7 @@ class TrainingPool:
         engine.leaving = mine and self.phase == "draining"
         self._publications.joined(event, away=mine and self.phase in ("to_train", "train", "to_generate"))
 
-    # --- why it waits ---------------------------------------------------------------------------------------------------
+    # --- why it waits -------------------------------------------------------------------------------------------------
 
     def _note(self) -> None:
         if self.job:

@@ -1,8 +1,8 @@
 """A weight update, step by step: prepare, pause, copy, requantise, ready, barrier, resume; in waves; with failures.
 
-One update at a time. A failure leaves the old version serving; a wave that has passed its barrier stays. It asks the publication
-policy which path and which waves, and the experience store whether a publication must wait. It refuses to know how bytes move.
-"""
+One update at a time. A failure leaves the old version serving; a wave that has passed its barrier stays. It asks the
+publication policy which path and which waves, and the experience store whether a publication must wait. It refuses to
+know how bytes move."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from testbed.core.states import ENGINE, IllegalTransition
 from testbed.policies.publication import RENDEZVOUS, choose_path, waves
 
 MAX_RETRIES = 3
-"""Copies sent again to one engine under `on_failure: retry` before the update is given up; catch-ups tried again before the
-engine is."""
+"""Copies sent again to one engine under `on_failure: retry` before the update is given up; catch-ups tried again before
+the engine is."""
 
 
 def _not_draining(engine: Engine) -> bool:
@@ -95,13 +95,15 @@ class Publications:
         """Engines that missed publications; served again once they have copied the deployed version."""
         self._missed: dict[int, int] = {}
         """Engine -> catch-ups in a row that failed."""
+        self._given_up = -1
+        """Version of the last update that failed; its preparation may still be reported."""
         self._cut_short: set[int] = set()
         """Engines that were lost, restored or asked again within a step: an answer to it may still be on its way."""
 
     def run_started(self, event: said.RunStarted) -> None:
         self._path_costs = event.path_costs
 
-    # --- life of an update ----------------------------------------------------------------------------------------------
+    # --- life of an update --------------------------------------------------------------------------------------------
 
     @property
     def holds_trainer(self) -> bool:
@@ -154,6 +156,8 @@ class Publications:
         )
 
     def prepared(self, event: said.WeightsPrepared) -> None:
+        if self.update is None and event.version == self._given_up:
+            return
         update = self._of(event.version)
         update.prepared = True
         if not update.waits_for_pool:
@@ -204,16 +208,15 @@ class Publications:
             self._drained(update)
 
     def _arm(self, update: Update) -> None:
-        """The time for a wave counts from its last drained engine: requests that take long to finish are nobody's failure."""
+        """The time for a wave counts from its last drained engine: requests that take long to finish are nobody's
+        failure."""
         update.timer = self._ctx.next_timer()
         self._ctx.out.append(do.SetTimer(update.timer, self._ctx.now + self._weights.timeout_s))
 
     def _pause(self, engine: Engine, update: Update) -> None:
         self._advance(engine, "pause")
         mode = self._rule.pause_generation_mode
-        self._ctx.out.append(
-            do.PauseEngine(engine.index, "retract" if mode == "finish" else mode, update.version)
-        )
+        self._ctx.out.append(do.PauseEngine(engine.index, "retract" if mode == "finish" else mode, update.version))
         self._arm_when_drained(update)
 
     def _arm_when_drained(self, update: Update) -> None:
@@ -221,8 +224,8 @@ class Publications:
             self._arm(update)
 
     def _every(self, update: Update, there: Callable[[Engine], bool]) -> bool:
-        """Whether all engines of the wave are there. Looks first at the one that was not when last asked, so that asking after
-        each engine's step costs O(1) on the way."""
+        """Whether all engines of the wave are there. Looks first at the one that was not when last asked, so that
+        asking after each engine's step costs O(1) on the way."""
         engines, wave = self._ctx.engines, update.wave
         for k in range(len(wave)):
             at = (update.witness + k) % len(wave)
@@ -350,6 +353,8 @@ class Publications:
         p = self._p
         self.update = None
         p.updating = False
+        if update.failed:
+            self._given_up = update.version
         if update.catch_up:
             self._caught_up(update)
         else:
@@ -375,7 +380,7 @@ class Publications:
                 self._rollouts.close(index)
                 self._catch_up.append(index)
 
-    # --- failures ---------------------------------------------------------------------------------------------------------
+    # --- failures -----------------------------------------------------------------------------------------------------
 
     def failed(self, event: said.WeightUpdateFailed) -> None:
         if event.engine < 0:
@@ -435,7 +440,8 @@ class Publications:
         self._ctx.out.append(do.ResumeEngine(engine.index, engine.version, self._rule.kv))
 
     def timer_fired(self, event: said.TimerFired) -> None:
-        """Late participants are treated as `on_failure` says. One that does not even go back, or does not resume, is removed."""
+        """Late participants are treated as `on_failure` says. One that does not even go back, or does not resume, is
+        removed."""
         update = self.update
         if update is None or event.timer != update.timer:
             return
@@ -475,7 +481,7 @@ class Publications:
             self._barrier(update)
         self._wave_over(update)
 
-    # --- engines that were away -------------------------------------------------------------------------------------------
+    # --- engines that were away ---------------------------------------------------------------------------------------
 
     def leave(self, engine: Engine) -> None:
         """Its GPUs change to training."""

@@ -1,8 +1,7 @@
 """What the core remembers of trajectories, groups and engines while they live: light metadata, nothing per token.
 
-Field names agree with `testbed.core.actions.Experience`, so that staleness measures read either. Plain slotted objects, changed
-only by the core's components.
-"""
+Field names agree with `testbed.core.actions.Experience`, so that staleness measures read either. Plain slotted objects,
+changed only by the core's components."""
 
 from __future__ import annotations
 
@@ -234,8 +233,8 @@ class Progress:
         self.submitted = 0
         self.submitted_trajectories = 0
         self.dropped = 0
-        """Submitted groups that ended without being trained; where trajectories are taken singly, their lost trajectories in
-        groups, rounded up."""
+        """Submitted groups that ended without being trained; where trajectories are taken singly, their lost
+        trajectories in groups, rounded up."""
         self.generated = 0
         self.open_groups = 0
         """Submitted, not yet handed to the buffer (a full buffer keeps them open)."""
@@ -249,6 +248,7 @@ class Progress:
         self.deployed = 0
         """Published version that the participants of the last complete publication serve."""
         self.publications = 0
-        """Due publications that are over: deployed (several at once, if updates are slower than training), or given up."""
+        """Due publications that are over: deployed (several at once, if updates are slower than training), or given up.
+        """
         self.trainer_busy = False
         self.updating = False

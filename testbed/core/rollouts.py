@@ -1,8 +1,8 @@
-"""From "may another group start?" to "this trajectory is generated": admission, dispatch, turns, tools, losses and aborts.
+"""From "may another group start?" to "this trajectory is generated": admission, dispatch, turns, tools, losses and
+aborts.
 
-Asks the admission, concurrency and routing policies; hands generated trajectories to `experience`. It refuses to know batches,
-staleness and weights, except that a closed engine takes no turn.
-"""
+Asks the admission, concurrency and routing policies; hands generated trajectories to `experience`. It refuses to know
+batches, staleness and weights, except that a closed engine takes no turn."""
 
 from __future__ import annotations
 
@@ -202,7 +202,9 @@ class Rollouts:
             return self._ctx.engines[event.engine]
         t = self._ctx.trajectories.get(event.trajectory)
         if t is None or t.turn != event.turn:
-            raise ProtocolError(f"TurnFinished for trajectory {event.trajectory} turn {event.turn}, which is not in flight")
+            raise ProtocolError(
+                f"TurnFinished for trajectory {event.trajectory} turn {event.turn}, which is not in flight"
+            )
         engine = self._leave_engine(t, event.engine)
         self._read_versions(t, event)
         t.output_tokens += event.output_tokens
@@ -245,7 +247,9 @@ class Rollouts:
             else:
                 history.append((version, end - start))
         if at != event.output_tokens:
-            raise ProtocolError(f"spans of trajectory {t.id} turn {event.turn} cover {at} of {event.output_tokens} tokens")
+            raise ProtocolError(
+                f"spans of trajectory {t.id} turn {event.turn} cover {at} of {event.output_tokens} tokens"
+            )
         t.oldest_version, t.newest_version = oldest, newest
         if not t.dispatched_t <= event.started_t <= event.first_token_t <= event.t:
             raise ProtocolError(
@@ -278,7 +282,9 @@ class Rollouts:
             return self._ctx.engines[event.engine]
         t = self._ctx.trajectories.get(event.trajectory)
         if t is None or t.turn != event.turn:
-            raise ProtocolError(f"TurnFailed for trajectory {event.trajectory} turn {event.turn}, which is not in flight")
+            raise ProtocolError(
+                f"TurnFailed for trajectory {event.trajectory} turn {event.turn}, which is not in flight"
+            )
         engine = self._leave_engine(t, event.engine)
         t.wasted_tokens += event.output_tokens
         t.engine = -1

@@ -1,8 +1,7 @@
 """Transition tables of the four state machines: trajectory, group, engine under a weight update, GPU pool.
 
-The tables are the documentation: state -> input -> next state. Anything that is not in a table cannot happen, and raises
-`IllegalTransition`. This module knows no data and decides nothing.
-"""
+The tables are the documentation: state -> input -> next state. Anything that is not in a table cannot happen, and
+raises `IllegalTransition`. This module knows no data and decides nothing."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def replay(path: Path | str, scenario: Scenario | None = None) -> Replayed:
         error = ""
         try:
             answered = core.handle(record.event)
-        except (ProtocolError, IllegalTransition) as refused:
-            answered, error = [], str(refused)
+        except (ProtocolError, IllegalTransition, LookupError) as refused:
+            answered, error = [], f"{type(refused).__name__}: {refused}"
         if error or list(record.actions) != answered:
             plain = msgspec.to_builtins
             difference = Difference(

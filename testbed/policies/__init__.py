@@ -1,4 +1,5 @@
-"""One module per question that the core asks. A policy is a pure object: no clock, no I/O, chosen by `type:` in the scenario.
+"""One module per question that the core asks. A policy is a pure object: no clock, no I/O, chosen by `type:` in the
+scenario.
 
 | question | module |
 |---|---|

@@ -1,10 +1,9 @@
 """May another group start?
 
-A policy answers with the name of what holds it back, or with an empty string. N_submitted counts groups that were submitted and
-not dropped since; B is `rollout_batch_size`; k batches are trained between two publications (`update_weights_interval`); v counts
-the due publications that are over, which is the deployed version unless one was given up or covered several. It knows counters
-only: no trajectories, no engines, no time.
-"""
+A policy answers with the name of what holds it back, or with an empty string. N_submitted counts groups that were
+submitted and not dropped since; B is `rollout_batch_size`; k batches are trained between two publications
+(`update_weights_interval`); v counts the due publications that are over, which is the deployed version unless one was
+given up or covered several. It knows counters only: no trajectories, no engines, no time."""
 
 from __future__ import annotations
 
@@ -102,10 +101,9 @@ class Capacity(Bounded):
 class Rounds(Bounded):
     """Synchronous rounds with early stop (RollPacker).
 
-    Short round: start ceil(ratio B) groups, stop at B generated, collect the tasks of the rest. Long round: once B tasks are
-    collected, run exactly those to the end. Each round belongs to one batch. A group that is lost (failed, filtered) is replaced,
-    after the stop by exactly one.
-    """
+    Short round: start ceil(ratio B) groups, stop at B generated, collect the tasks of the rest. Long round: once B
+    tasks are collected, run exactly those to the end. Each round belongs to one batch. A group that is lost (failed,
+    filtered) is replaced, after the stop by exactly one."""
 
     def __init__(self, config: OverSampling) -> None:
         super().__init__(0, "over_sampling:short", "barrier")

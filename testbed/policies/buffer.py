@@ -1,9 +1,8 @@
 """When is experience stored, and when is it selectable?
 
-Two roles of one interface: `insert_when_ready` holds ready lots only and may refuse them when full; `store_then_ready` reserves a
-place at dispatch and changes its status. "In the buffer" is never "ready". A buffer keeps ready lots in the order of a selection
-policy; it knows no versions, no time and no trainer.
-"""
+Two roles of one interface: `insert_when_ready` holds ready lots only and may refuse them when full; `store_then_ready`
+reserves a place at dispatch and changes its status. "In the buffer" is never "ready". A buffer keeps ready lots in the
+order of a selection policy; it knows no versions, no time and no trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ class Buffer(Protocol):
         """Lots that were reserved ended before they became ready."""
 
     def ready(self, lot: Lot) -> tuple[Lot | None, Lot | None]:
-        """A lot became ready. (waits, evicted): if the buffer is full, the lot that waits outside or the one that made room."""
+        """A lot became ready. (waits, evicted): if the buffer is full, the lot that waits outside or the one that made
+        room."""
 
     def take(self) -> Lot:
         """The first ready lot by the selection order, removed. Raises IndexError if none is ready."""

@@ -1,8 +1,7 @@
 """Which pool does a job run on, and when does a shared pool change phase?
 
-Jobs are kinds (`generate`, `train`, one per signal), not roles and not GPU counts: several roles may use one pool at different
-times, and one role may span many GPUs.
-"""
+Jobs are kinds (`generate`, `train`, one per signal), not roles and not GPU counts: several roles may use one pool at
+different times, and one role may span many GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +41,6 @@ class JobMap:
 def back_to_generation(alone: bool, batch_available: bool, wanting: int, min_pending: int) -> bool:
     """Whether a shared pool leaves training when the trainer is free.
 
-    Colocated, or no other engine is left: always (nothing else generates). Hybrid: if no batch is available and at least
-    `min_pending` trajectories could use its engines.
-    """
+    Colocated, or no other engine is left: always (nothing else generates). Hybrid: if no batch is available and at
+    least `min_pending` trajectories could use its engines."""
     return alone or (not batch_available and wanting >= min_pending)

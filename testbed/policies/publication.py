@@ -1,8 +1,7 @@
 """When are weights published, by which path, under which rule, and who waits for whom?
 
-Pure decisions over counters, expected costs and engine indexes. How a path moves bytes is the backend's business; what the steps
-of an update are is `testbed.core.publication`'s.
-"""
+Pure decisions over counters, expected costs and engine indexes. How a path moves bytes is the backend's business; what
+the steps of an update are is `testbed.core.publication`'s."""
 
 from __future__ import annotations
 

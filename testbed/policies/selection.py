@@ -1,8 +1,8 @@
 """Which ready groups form the batch?
 
-An order is a sort key over ready lots (a lot is a group, or a single trajectory where the baseline does not compare members);
-the buffer keeps a heap by it. Filters reject a lot when it becomes ready. It refuses to know ages: `staleness` does.
-"""
+An order is a sort key over ready lots (a lot is a group, or a single trajectory where the baseline does not compare
+members); the buffer keeps a heap by it. Filters reject a lot when it becomes ready. It refuses to know ages:
+`staleness` does."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ class Freshest(ByReadiness):
 class Oldest(ByReadiness):
     """In the order of submission, and strictly: a batch waits for the oldest that is not ready.
 
-    Sample N <= (i + eta + 1) B then lies in batch <= i + eta + 1, so staleness <= eta (AReaL). If later samples could overtake
-    a slow one, it would age without bound.
-    """
+    Sample N <= (i + eta + 1) B then lies in batch <= i + eta + 1, so staleness <= eta (AReaL). If later samples could
+    overtake a slow one, it would age without bound."""
 
     why = "oldest_first"
     in_turn = True

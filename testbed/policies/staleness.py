@@ -1,8 +1,7 @@
 """What is too old, and then what?
 
-A rule is measure x bound x action, read at dequeue. The measures themselves are formulas in `testbed.metrics.staleness`; this
-module only says what follows from a reading.
-"""
+A rule is measure x bound x action, read at dequeue. The measures themselves are formulas in
+`testbed.metrics.staleness`; this module only says what follows from a reading."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ class StalenessRule:
         return self._measure(trajectory, trajectory.dequeue_deployed, trajectory.trainer_version, self._sizes)
 
     def of_lot(self, lot: Lot) -> int:
-        """A group is as stale as its stalest member (max over samples and turns); `at: trajectory` reads the freshest member."""
+        """A group is as stale as its stalest member (max over samples and turns); `at: trajectory` reads the freshest
+        member."""
         readings = [self.reading(m) for m in lot.members]
         return min(readings) if self._per_trajectory else max(readings)
 

@@ -1,8 +1,8 @@
-"""The backends that the contract suite runs against: a name, and a function from scenario and faults to the pairs it produced.
+"""The backends that the contract suite runs against: a name, and a function from scenario and faults to the pairs it
+produced.
 
-A third backend is one more entry. `faults` are events that happen to the run (`EngineLost`, `EngineJoined`) at their times; a
-backend that cannot produce them at will declares so with `faults=False` and is not asked for.
-"""
+A third backend is one more entry. `faults` are events that happen to the run (`EngineLost`, `EngineJoined`) at their
+times; a backend that cannot produce them at will declares so with `faults=False` and is not asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The contract between core and backend, in terms of events and actions only; the same questions to every backend.
 
-No test here knows durations: orders, counts, conservation, barriers. What a backend alone can show is tested beside that backend.
-"""
+No test here knows durations: orders, counts, conservation, barriers. What a backend alone can show is tested beside
+that backend."""
 
 from __future__ import annotations
 
@@ -44,8 +44,12 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "over-sampling": {"rollout__admission": {"type": "over_sampling", "over_sampling_ratio": 1.5}},
     "slots, reuse": BOUNDED
     | {"experience__buffer": {"type": "store_then_ready"}, "experience__selection": {"use_count": 2}},
-    "critic": {"algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 2, "advantage": "critic", "kl_coef": 0.1}},
-    "teacher": {"algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 2, "advantage": "group_with_distillation"}},
+    "critic": {
+        "algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 2, "advantage": "critic", "kl_coef": 0.1}
+    },
+    "teacher": {
+        "algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 2, "advantage": "group_with_distillation"}
+    },
     "waves, requantised": BOUNDED | FP8 | {"weights__participation": {"type": "waves", "size": 1}},
     "in place": BOUNDED | {"weights__transition": {"pause_generation_mode": "in_place", "kv": "salt_by_version"}},
     "finish": BOUNDED | {"weights__transition": {"pause_generation_mode": "finish", "kv": "flush"}},
@@ -92,7 +96,9 @@ def test_losses_and_returns_of_engines_keep_the_invariants(backend: Backend, nam
     config = system(name, run__num_rollout=5)
     quiet = backend.run(config, ())
     end = quiet[-1][0].t
-    watch: Watch = watched(config, backend.run(config, (said.EngineLost(end * 0.3, 1), said.EngineJoined(end * 0.6, 1, 0))))
+    watch: Watch = watched(
+        config, backend.run(config, (said.EngineLost(end * 0.3, 1), said.EngineJoined(end * 0.6, 1, 0)))
+    )
     assert watch.batches == 5
 
 
@@ -102,7 +108,7 @@ def test_br_14_the_same_seed_gives_the_same_trace(backend: Backend) -> None:
         assert backend.run(config, ()) == backend.run(config, ())
 
 
-# --- orders -------------------------------------------------------------------------------------------------------------------
+# --- orders -----------------------------------------------------------------------------------------------------------
 
 
 def test_as_01_sync_generation_training_publication_in_turn(backend: Backend) -> None:
@@ -125,7 +131,11 @@ def test_as_02_async_generates_while_it_trains(backend: Backend) -> None:
 def test_as_03_versions_of_a_sync_run_are_those_of_the_batch(backend: Backend) -> None:
     records = backend.run(system("sync"), ())
     for _, train in every(records, do.Train):
-        assert {x.oldest_version for x in train.experiences} == {x.newest_version for x in train.experiences} == {train.batch}
+        assert (
+            {x.oldest_version for x in train.experiences}
+            == {x.newest_version for x in train.experiences}
+            == {train.batch}
+        )
 
 
 def test_as_04_deployed_versions_count_publications_and_not_updates(backend: Backend) -> None:
@@ -156,7 +166,9 @@ def test_pl_01_and_pl_03_shared_pools_switch_and_separate_ones_never(backend: Ba
 
 def test_pl_05_separate_pools_with_a_barrier_do_not_overlap(backend: Backend) -> None:
     generating = training = 0
-    for _, x in every(backend.run(system("sync"), ()), do.StartTurn, said.TurnFinished, do.Train, said.TrainStepFinished):
+    for _, x in every(
+        backend.run(system("sync"), ()), do.StartTurn, said.TurnFinished, do.Train, said.TrainStepFinished
+    ):
         generating += {do.StartTurn: 1, said.TurnFinished: -1}.get(type(x), 0)
         training += {do.Train: 1, said.TrainStepFinished: -1}.get(type(x), 0)
         assert not (generating and training)
@@ -190,7 +202,8 @@ def test_br_02_a_freed_slot_is_used_before_the_group_is_ready(backend: Backend) 
         ready.update({x.trajectory: x.group_ready_t for x in a.experiences})
     ended = {e.trajectory: (t, e.engine) for t, e in every(records, said.TurnFinished)}
     reused = [
-        t for t, (at, engine) in ended.items()
+        t
+        for t, (at, engine) in ended.items()
         if any(at <= s < ready.get(t, -1.0) and a.engine == engine for s, a in every(records, do.StartTurn))
     ]
     assert reused
@@ -205,7 +218,7 @@ def test_experience_carries_its_group_task_turns_and_reward(backend: Backend) ->
             assert x.turns >= 1 and x.output_tokens > 0 and x.reward in (0.0, 1.0)
 
 
-# --- weight updates -----------------------------------------------------------------------------------------------------------
+# --- weight updates ---------------------------------------------------------------------------------------------------
 
 CHAIN = (
     "PrepareWeights",
@@ -222,7 +235,9 @@ CHAIN = (
 )
 
 
-@pytest.mark.parametrize("name", ["sync", "bounded", "waves, requantised", "in place", "finish", "disk delta", "colocated"])
+@pytest.mark.parametrize(
+    "name", ["sync", "bounded", "waves, requantised", "in place", "finish", "disk delta", "colocated"]
+)
 def test_ws_05_the_steps_of_an_update_come_in_this_order_on_every_engine(backend: Backend, name: str) -> None:
     config = system(name)
     records = backend.run(config, ())
@@ -288,7 +303,9 @@ def test_ap_03_environments_are_prepared_once_and_reclaimed(backend: Backend) ->
 
 def test_ap_05_turns_and_tools_alternate(backend: Backend) -> None:
     steps: dict[int, list[str]] = {}
-    for _, x in every(backend.run(system("tools"), ()), said.TurnFinished, do.RunTool, said.ToolFinished, do.ComputeSignals):
+    for _, x in every(
+        backend.run(system("tools"), ()), said.TurnFinished, do.RunTool, said.ToolFinished, do.ComputeSignals
+    ):
         ids = x.trajectories if isinstance(x, do.ComputeSignals) else (x.trajectory,)
         for i in ids:
             steps.setdefault(i, []).append(type(x).__name__)

@@ -1,4 +1,5 @@
-"""Random scenarios on every backend: all policies mixed, engines lost and back; the invariants hold and a replay agrees."""
+"""Random scenarios on every backend: all policies mixed, engines lost and back; the invariants hold and a replay
+agrees."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ def readiness(kind: str) -> tuple[list[tuple[int, float, float]], list[int]]:
         experience__buffer=BUFFERS[kind],
         run__num_rollout=6,
     )
-    run = Scripted(config, turn=lambda a: 5.0 + 3 * (a.trajectory * 7 % 5), reward=lambda a: 1.0 + a.trajectories[0] % 3)
+    run = Scripted(
+        config, turn=lambda a: 5.0 + 3 * (a.trajectory * 7 % 5), reward=lambda a: 1.0 + a.trajectories[0] % 3
+    )
     occupancy: list[int] = []
     tell = run.tell
 
@@ -249,9 +251,7 @@ def test_br_12_the_producer_is_blocked_only_if_training_is_the_bottleneck(
     train: float, bound_by_training: bool
 ) -> None:
     """Two groups in flight take 11 s; a batch of two groups takes 200 s or 1 s. Capacity: floor(2.0 x 2) = 4 groups."""
-    config = scenario(
-        rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 2}, run__num_rollout=8
-    )
+    config = scenario(rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 2}, run__num_rollout=8)
     run = Scripted(config, train=train)
     highest = 0
     tell = run.tell

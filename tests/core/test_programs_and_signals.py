@@ -58,7 +58,12 @@ def test_op_14_readiness_is_delayed_by_the_teacher(latency: float) -> None:
 def test_op_14_a_teacher_on_the_training_pool_waits_for_its_turn() -> None:
     config = scenario(
         algorithm=ONE_GROUP | {"advantage": "distillation"},
-        placement={"mode": "disaggregated", "rollout_num_gpus": 2, "actor_num_gpus": 2, "roles": {"teacher": "trainer"}},
+        placement={
+            "mode": "disaggregated",
+            "rollout_num_gpus": 2,
+            "actor_num_gpus": 2,
+            "roles": {"teacher": "trainer"},
+        },
         rollout__admission={"type": "one_step_ahead"},
         run__num_rollout=3,
     )
@@ -85,7 +90,7 @@ def test_er_18_a_trajectory_has_several_calls_and_observations() -> None:
         assert {(x.turns, x.output_tokens, x.observation_tokens) for x in a.experiences} == {(3, 3 * 50, 2 * 20)}
 
 
-# --- programs ---------------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 def test_ap_01_reasoning_and_acting_alternate_and_acting_holds_no_decode_slot() -> None:
@@ -156,7 +161,9 @@ def test_rk_12_with_session_affinity_every_turn_of_a_trajectory_goes_to_one_engi
 
 def test_rk_04_a_freed_slot_is_taken_at_the_next_step() -> None:
     config = scenario(
-        algorithm=ONE_GROUP, rollout__concurrency={"type": "per_engine", "max_concurrent_per_engine": 1}, run__num_rollout=1
+        algorithm=ONE_GROUP,
+        rollout__concurrency={"type": "per_engine", "max_concurrent_per_engine": 1},
+        run__num_rollout=1,
     )
     run = Scripted(config, turn=lambda a: 5.0 + 10 * a.member).run()
     ended = {t for t, _ in run.of(said.TurnFinished)}

@@ -1,4 +1,5 @@
-"""Whatever the settings, durations and failures: the run ends, its invariants hold, and a replay takes the same actions."""
+"""Whatever the settings, durations and failures: the run ends, its invariants hold, and a replay takes the same
+actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Named regressions: the failures that users of RL frameworks report most, and defects of this core that were fixed once.
+"""Named regressions: the failures that users of RL frameworks report most, and defects of this core that were fixed
+once.
 
 The first seven names are those of the field study: update_deadlock, mixed_version_call, stale_prefix_after_in_place,
 flush_refused_by_waiting_queue, group_member_aborted, retry_orphan; router_hash_thrash lives with the routing policies.
@@ -36,7 +37,8 @@ def test_update_deadlock_a_collective_with_a_hung_rank_times_out_and_publication
 
 
 def test_mixed_version_call_carries_its_spans_and_not_the_last_version() -> None:
-    """A call that crosses two updates: its oldest version is the one before the first, not what the engine serves at the end."""
+    """A call that crosses two updates: its oldest version is the one before the first, not what the engine serves at
+    the end."""
     config = scenario(
         algorithm=SINGLE,
         rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 2, "submission_granularity": "group"},
@@ -195,13 +197,15 @@ def test_retry_orphan_an_engine_that_is_given_up_has_its_turns_taken_back_and_ma
     watched(config, run.records)
 
 
-# --- fixed once -----------------------------------------------------------------------------------------------------------
+# --- fixed once -------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_filtered_last_is_replaced() -> None:
     """The only outstanding group is rejected: nothing else happens that could wake admission."""
     config = scenario(experience__selection={"filter_zero_variance": True}, run__num_rollout=1)
-    run = Scripted(config, turn=lambda a: 20.0 if a.group == 1 else 10.0, values=lambda i: float(i % 2) if i > 3 or i < 2 else 1.0)
+    run = Scripted(
+        config, turn=lambda a: 20.0 if a.group == 1 else 10.0, values=lambda i: float(i % 2) if i > 3 or i < 2 else 1.0
+    )
     run.run()
     assert watched(config, run.records).batches == 1
     assert {x.group for _, a in run.of(do.Train) for x in a.experiences} == {0, 2}
@@ -234,10 +238,9 @@ def test_over_sampling_replaces_groups_that_were_filtered_after_the_stop(long_ro
 
 
 def test_over_sampling_stops_at_a_batch_and_reruns_what_it_gave_up_in_a_long_round() -> None:
-    """B = 2, ratio 1.5: three groups start, the first two that are generated stay, every second round B tasks are collected."""
-    config = scenario(
-        rollout__admission={"type": "over_sampling", "over_sampling_ratio": 1.5}, run__num_rollout=3
-    )
+    """B = 2, ratio 1.5: three groups start, the first two that are generated stay, every second round B tasks are
+    collected."""
+    config = scenario(rollout__admission={"type": "over_sampling", "over_sampling_ratio": 1.5}, run__num_rollout=3)
     run = Scripted(config, turn=lambda a: 40.0 if a.task in (1, 4) else 10.0).run()
     batches = [{x.task for x in a.experiences} for _, a in run.of(do.Train)]
     assert batches == [{0, 2}, {3, 5}, {1, 4}]
@@ -304,7 +307,8 @@ def test_the_last_publication_of_a_shared_pool_may_fail(stage: str) -> None:
 
 @pytest.mark.parametrize("phase", ["train", "to_train", "to_generate"])
 def test_an_engine_that_comes_back_while_its_gpus_train_takes_no_turn(phase: str) -> None:
-    """The turn of the lost engine starts again at 5 s: ready at 16, training from 18 to 23, switches of 2 s before and after."""
+    """The turn of the lost engine starts again at 5 s: ready at 16, training from 18 to 23, switches of 2 s before and
+    after."""
     config = scenario(**COLOCATED, run__num_rollout=3)
     run = Scripted(config)
     run.lose(5.0, 3)

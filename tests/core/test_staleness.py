@@ -42,9 +42,7 @@ def test_as_01_sync_is_generate_train_sync_generate() -> None:
 
 
 def test_as_02_async_generates_the_next_batch_while_this_one_trains_with_a_brief_pause() -> None:
-    config = scenario(
-        rollout__admission={"type": "one_step_ahead"}, weights__transition=CONTINUE, run__num_rollout=4
-    )
+    config = scenario(rollout__admission={"type": "one_step_ahead"}, weights__transition=CONTINUE, run__num_rollout=4)
     run = Scripted(config, turn=20.0, train=10.0, copy=0.5, prepare=3.0).run()
     batch = {x.group: a.batch for _, a in run.of(do.Train) for x in a.experiences}
     first, second = training(run)[0], [(s, e) for s, e, g in generation(run) if batch.get(g) == 1]
@@ -64,7 +62,9 @@ def test_as_03_worked_example_v10_makes_four_responses_one_update_then_v11() -> 
     group = next(a for _, a in trace if isinstance(a, do.DrawTask)).group
     turns = [a for _, a in trace if isinstance(a, do.StartTurn) and a.group == group]
     assert [a.member for a in turns] == [0, 1, 2, 3]
-    versions = [e.spans for _, e in trace if isinstance(e, said.TurnFinished) and e.trajectory in {a.trajectory for a in turns}]
+    versions = [
+        e.spans for _, e in trace if isinstance(e, said.TurnFinished) and e.trajectory in {a.trajectory for a in turns}
+    ]
     assert versions == [((10, 0, 50),)] * 4
     (train,) = [a for _, a in trace if isinstance(a, do.Train) and {x.group for x in a.experiences} == {group}]
     assert train.updates == 1 and [x.oldest_version for x in train.experiences] == [10] * 4
@@ -151,11 +151,14 @@ def test_er_08_versions_are_a_history_with_token_spans() -> None:
     run = v3_v4_v5()
     (event,) = [e for _, e in run.of(said.TurnFinished) if e.trajectory == run.slow]  # type: ignore[attr-defined]
     assert [v for v, _, _ in event.spans] == [3, 4]
-    assert event.spans[0][1] == 0 and event.spans[0][2] == event.spans[1][1] and event.spans[1][2] == event.output_tokens
+    assert (
+        event.spans[0][1] == 0 and event.spans[0][2] == event.spans[1][1] and event.spans[1][2] == event.output_tokens
+    )
 
 
 def test_as_08_a_group_is_as_old_as_its_oldest_turn_of_any_member() -> None:
-    """Two members of three turns; one turn of one member was made by version 0, all else is newer when the batch takes it."""
+    """Two members of three turns; one turn of one member was made by version 0, all else is newer when the batch takes
+    it."""
     config = scenario(
         algorithm={"n_samples_per_prompt": 2, "rollout_batch_size": 1},
         rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 2, "submission_granularity": "group"},
@@ -226,9 +229,7 @@ def test_as_11_sync_leaves_each_side_idle_while_the_other_works() -> None:
 
 @pytest.mark.parametrize("admission", ["sync", "one_step_ahead", "bounded", "fully_async"])
 def test_as_12_every_trained_token_has_a_version_and_every_version_its_times(admission: str) -> None:
-    config = scenario(
-        rollout__admission={"type": admission}, weights__transition=CONTINUE, run__num_rollout=5
-    )
+    config = scenario(rollout__admission={"type": admission}, weights__transition=CONTINUE, run__num_rollout=5)
     run = Scripted(config, turn=lambda a: 7.0 + a.trajectory % 9).run()
     spans: dict[int, int] = {}
     versions = set()
@@ -241,7 +242,7 @@ def test_as_12_every_trained_token_has_a_version_and_every_version_its_times(adm
     assert versions - {0} <= published & effective
 
 
-# --- the admission bound ------------------------------------------------------------------------------------------------
+# --- the admission bound ----------------------------------------------------------------------------------------------
 
 
 def bounded(eta: int, order: str, batch: int, interval: int = 1, drop: bool = False) -> Any:
@@ -312,7 +313,8 @@ def test_as_13_eta_zero_is_synchronous_and_on_policy() -> None:
 
 @pytest.mark.parametrize(("order", "worst"), [("fifo", 4), ("oldest_first", 1)])
 def test_as_13_in_completion_order_a_slow_sample_breaks_the_bound(order: str, worst: int) -> None:
-    """eta = 1, B = 1. Group 0 takes 100 s; the others 10 s + 1 s score + 5 s training + 1 s copy, one version every 17 s."""
+    """eta = 1, B = 1. Group 0 takes 100 s; the others 10 s + 1 s score + 5 s training + 1 s copy, one version every 17
+    s."""
     config = bounded(1, order, 1)
     run = Scripted(config, turn=lambda a: 62.0 if a.group == 0 else 10.0).run()
     assert max(lag(x) for x in experiences(run)) == worst
@@ -320,7 +322,7 @@ def test_as_13_in_completion_order_a_slow_sample_breaks_the_bound(order: str, wo
     assert lag(slow) == (worst if order == "fifo" else 0)
 
 
-# --- other rules --------------------------------------------------------------------------------------------------------
+# --- other rules ------------------------------------------------------------------------------------------------------
 
 
 AGE_RULES: dict[str, dict[str, Any]] = {

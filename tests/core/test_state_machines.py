@@ -1,4 +1,5 @@
-"""The transition tables are complete and true: every transition of a table happens in a run or is asked for here, nothing else does."""
+"""The transition tables are complete and true: every transition of a table happens in a run or is asked for here,
+nothing else does."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ NOT_BY_EVENTS = {
 def test_every_state_is_reachable_and_only_the_ends_have_no_way_out(machine: str) -> None:
     table = MACHINES[machine]
     reached = {next(iter(table)), *(s for moves in table.values() for s in moves.values())}
-    starts = {"trajectory": {"preparing", "queued"}, "group": {"drawing"}, "engine": {"serving"}, "pool": {"generate", "train"}}
+    starts = {
+        "trajectory": {"preparing", "queued"},
+        "group": {"drawing"},
+        "engine": {"serving"},
+        "pool": {"generate", "train"},
+    }
     assert set(table) == reached | starts[machine]
     assert {s for s, moves in table.items() if not moves} == ENDS[machine]
 
@@ -106,7 +112,7 @@ def test_every_transition_is_taken_or_documented(machine: str, taken: dict[str, 
     assert allowed - taken[machine] - documented == set()
 
 
-# --- events that cannot be true -------------------------------------------------------------------------------------------
+# --- events that cannot be true ---------------------------------------------------------------------------------------
 
 
 def started(**changes: Any) -> Core:

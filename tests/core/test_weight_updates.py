@@ -37,7 +37,9 @@ def steps(run: Scripted, engine: int, version: int) -> list[str]:
     """Names of the steps that one engine went through towards one version, in order."""
     at = next(i for i, (_, x) in enumerate(run.log) if isinstance(x, do.PrepareWeights) and x.version == version)
     end = next(
-        i for i, (_, x) in enumerate(run.log) if isinstance(x, said.EngineResumed) and (x.engine, x.version) == (engine, version)
+        i
+        for i, (_, x) in enumerate(run.log)
+        if isinstance(x, said.EngineResumed) and (x.engine, x.version) == (engine, version)
     )
     return names(
         (t, x) for t, x in run.log[at : end + 1] if isinstance(x, STEPS) and getattr(x, "engine", engine) == engine
@@ -106,13 +108,14 @@ def test_ws_04_conversion_transfer_and_application_are_compared_together() -> No
         choose_path(weights, [])
 
 
-# --- the barrier: v21 to A and B ------------------------------------------------------------------------------------------
+# --- the barrier: v21 to A and B --------------------------------------------------------------------------------------
 
 A, B, C = 0, 1, 2
 
 
 def v21(engines: int = 2, **changes: Any) -> Scripted:
-    """Twenty publications go by; v21 is requantised in 5 s on A and in 9 s on B. Generation never stops to ask for more."""
+    """Twenty publications go by; v21 is requantised in 5 s on A and in 9 s on B. Generation never stops to ask for
+    more."""
     config = scenario(
         algorithm=SINGLE,
         placement={"mode": "disaggregated", "rollout_num_gpus": engines, "actor_num_gpus": 1},
@@ -121,7 +124,9 @@ def v21(engines: int = 2, **changes: Any) -> Scripted:
         run__num_rollout=30,
         **changes,
     )
-    return Scripted(config, turn=30.0, requantize=lambda a: {A: 5.0, B: 9.0}.get(a.engine, 0.0) if a.version == 21 else 0.0)
+    return Scripted(
+        config, turn=30.0, requantize=lambda a: {A: 5.0, B: 9.0}.get(a.engine, 0.0) if a.version == 21 else 0.0
+    )
 
 
 def test_ws_05_worked_example_copy_done_is_not_ready_and_nothing_of_v21_is_admitted_meanwhile() -> None:
@@ -193,7 +198,7 @@ def test_ws_06_a_collective_copy_starts_when_every_engine_of_the_wave_is_paused(
     assert {a.participants for _, a in run.of(do.CopyWeights)} == {(0, 1)}
 
 
-# --- the rule -------------------------------------------------------------------------------------------------------------
+# --- the rule ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", ["transition", "pause_generation_mode", "kv"])
@@ -294,7 +299,18 @@ def test_rk_08_kv_of_an_older_version_is_refused_unless_the_rule_says_keep(kv: s
 
     def finished(kv_version: int) -> said.TurnFinished:
         return said.TurnFinished(
-            20.0, start.trajectory, 0, start.engine, 100, 50, ((1, 0, 50),), 80, 18.0, 18.0, "stop", kv_version=kv_version
+            20.0,
+            start.trajectory,
+            0,
+            start.engine,
+            100,
+            50,
+            ((1, 0, 50),),
+            80,
+            18.0,
+            18.0,
+            "stop",
+            kv_version=kv_version,
         )
 
     if kv == "keep":
@@ -304,7 +320,7 @@ def test_rk_08_kv_of_an_older_version_is_refused_unless_the_rule_says_keep(kv: s
             run.core.handle(finished(0))
 
 
-# --- failures -------------------------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 STAGES = {
     "prepare": do.PrepareWeights,
@@ -321,7 +337,9 @@ def failing(stage: str, *, version: int = 2, times: int = 1, engine: int = 1, **
     left = [times]
 
     def fails(a: Any) -> bool:
-        hit = type(a) is STAGES[stage] and a.version == version and getattr(a, "engine", engine) == engine and left[0] > 0
+        hit = (
+            type(a) is STAGES[stage] and a.version == version and getattr(a, "engine", engine) == engine and left[0] > 0
+        )
         left[0] -= hit
         return hit
 
@@ -339,7 +357,9 @@ def test_ws_14_a_failure_at_any_stage_leaves_the_old_version_serving_everywhere(
     mode = {"rendezvous": "broadcast", "each": "p2p"}[path]
     changes["weights__path"] = {
         "type": "fixed",
-        "update_weight_transfer_mode": ("cuda_ipc" if path == "rendezvous" else "disk") if placement == "colocated" else mode,
+        "update_weight_transfer_mode": ("cuda_ipc" if path == "rendezvous" else "disk")
+        if placement == "colocated"
+        else mode,
     }
     run = failing(stage, **changes).run()
     failure = next(t for t, e in run.of(said.WeightUpdateFailed))

@@ -1,8 +1,8 @@
-"""The invariants of the contract between core and backend, checked from the run itself: events, and the actions that followed.
+"""The invariants of the contract between core and backend, checked from the run itself: events, and the actions that
+followed.
 
-Feed every (event, actions) pair in order to `Watch`, then call `done`. It knows the scenario and nothing of any backend, so one
-checker serves all of them. A broken invariant raises AssertionError that names it.
-"""
+Feed every (event, actions) pair in order to `Watch`, then call `done`. It knows the scenario and nothing of any
+backend, so one checker serves all of them. A broken invariant raises AssertionError that names it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Watch:
         outcomes = Counter(r.outcome for r in self.retired.values())
         assert sum(outcomes.values()) == self.populated
 
-    # --- trajectories ---------------------------------------------------------------------------------------------------
+    # --- trajectories -------------------------------------------------------------------------------------------------
 
     def _heard_TaskArrived(self, e: said.TaskArrived) -> None:
         if e.group >= 0:
@@ -139,7 +139,7 @@ class Watch:
             elif a.outcome in ("aborted", "failed") and not ended:
                 assert self.used[t] == 0
 
-    # --- training -------------------------------------------------------------------------------------------------------
+    # --- training -----------------------------------------------------------------------------------------------------
 
     def _did_ComputeSignals(self, a: do.ComputeSignals) -> None:
         assert a.signal in self.scenario.algorithm.signals, "only roles that the algorithm asks for do any work"
@@ -196,7 +196,7 @@ class Watch:
             self.training = None
             self.batches += 1
 
-    # --- weights --------------------------------------------------------------------------------------------------------
+    # --- weights ------------------------------------------------------------------------------------------------------
 
     def _did_PrepareWeights(self, a: do.PrepareWeights) -> None:
         assert not any(c and not out for c, out in zip(self.closed, self.lost, strict=True)), "one update at a time"
@@ -254,7 +254,7 @@ class Watch:
         self.lost[e.engine] = self.closed[e.engine] = False
         self.version[e.engine] = e.version
 
-    # --- pools and the end ----------------------------------------------------------------------------------------------
+    # --- pools and the end --------------------------------------------------------------------------------------------
 
     def _did_SwitchPool(self, a: do.SwitchPool) -> None:
         assert self.layout.pools[a.pool].shared and self.training is None and not self.signals

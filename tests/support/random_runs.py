@@ -1,8 +1,8 @@
-"""Random scenarios and random backends for property tests: every policy the core asks, with failures, losses and silence.
+"""Random scenarios and random backends for property tests: every policy the core asks, with failures, losses and
+silence.
 
-`random_scenario` chooses settings that the scenario rules accept; `random_run` gives it durations, faults and a data source. Both
-are functions of a seeded generator, so a failing seed is a test case.
-"""
+`random_scenario` chooses settings that the scenario rules accept; `random_run` gives it durations, faults and a data
+source. Both are functions of a seeded generator, so a failing seed is a test case."""
 
 from __future__ import annotations
 

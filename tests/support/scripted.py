@@ -96,7 +96,7 @@ class Scripted:
                 self.tell(event)
         raise AssertionError("the run does not end: " + self.core.explain())
 
-    # --- what goes wrong ------------------------------------------------------------------------------------------------
+    # --- what goes wrong ----------------------------------------------------------------------------------------------
 
     def lose(self, t: float, engine: int) -> None:
         """The engine dies: its turns end without a word; steps of an update that were under way may still be reported."""
@@ -135,7 +135,7 @@ class Scripted:
     def of(self, *kinds: type) -> list[tuple[float, Any]]:
         return [(t, x) for t, x in self.log if isinstance(x, kinds)]
 
-    # --- carrying out --------------------------------------------------------------------------------------------------
+    # --- carrying out -------------------------------------------------------------------------------------------------
 
     def carry_out(self, action: do.Action) -> None:
         handler = getattr(self, "_on_" + type(action).__name__, None)
