@@ -1,7 +1,8 @@
-"""The simulated backend: a virtual clock around the core. Actions become calls on models, models' results become events.
+"""The simulated backend: a virtual clock around the core. Actions become calls on models, models' results become
+events.
 
-It carries out and never decides. One pending wake-up per engine, trainer, link and tool; no process per request. Observers
-(journal, metrics) see every event with its actions, in order.
+It carries out and never decides. One pending wake-up per engine, trainer, link and tool; no process per request.
+Observers (journal, metrics) see every event with its actions, in order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Progress = Callable[[float, int, int], None]
 
 
 FORM = ENGINE + 5
-"""An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they free."""
+"""An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they
+free."""
 
 COLLECT_EVERY = 500_000
 """Clock events between two collections of reference cycles (flushed prefix trees)."""
@@ -65,8 +67,9 @@ class EngineSlot:
 class SimulatedBackend:
     """Runs one scenario in virtual time.
 
-    `faults`: events to inject at given times (`EngineLost`, `EngineJoined`, `WeightUpdateFailed`), for tests and what-if studies.
-    Raises `StuckError` when nothing moves any more, `WorkloadError` and `CostError` before the run starts.
+    `faults`: events to inject at given times (`EngineLost`, `EngineJoined`, `WeightUpdateFailed`), for tests and
+    what-if studies. Raises `StuckError` when nothing moves any more, `WorkloadError` and `CostError` before the run
+    starts.
     """
 
     def __init__(
@@ -158,13 +161,13 @@ class SimulatedBackend:
         """Replace the observers; before the run starts."""
         self._observers = tuple(observers)
 
-    # --- the loop ---------------------------------------------------------------------------------------------------------
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, progress: Progress | None = None, every: int = 4_000) -> str:
         """Run to the end; returns the reason that the core gave for finishing."""
         self.start()
         collects = gc.isenabled()
-        gc.disable()  # finished records are freed by their reference counts; scanning for cycles costs a quarter of a run
+        gc.disable()  # finished records are freed by reference counts; scanning for cycles costs a quarter of a run
         try:
             self._loop(progress, every)
         finally:
@@ -247,7 +250,9 @@ class SimulatedBackend:
         now = self.clock._now
         if isinstance(event, said.EngineLost):
             slot = self.engines[event.engine]
-            slot.model = EngineModel(self._engine_options(slot.model.kv_total), self.costs, self.scenario.simulation.mode)
+            slot.model = EngineModel(
+                self._engine_options(slot.model.kv_total), self.costs, self.scenario.simulation.mode
+            )
             slot.scheduled = inf
             if slot.released:
                 slot.model.release_memory(now)
@@ -261,7 +266,7 @@ class SimulatedBackend:
                 call.cancel()
         self.tell(event)
 
-    # --- engines ----------------------------------------------------------------------------------------------------------
+    # --- engines ------------------------------------------------------------------------------------------------------
 
     def _schedule(self, slot: EngineSlot) -> None:
         model = slot.model
@@ -289,8 +294,8 @@ class SimulatedBackend:
         self._schedule(slot)
 
     def _message_t(self) -> float:
-        """When a message that is sent now reaches an engine. What follows from the start of an iteration comes after all
-        iterations that start at this instant, whichever of them were formed already."""
+        """When a message that is sent now reaches an engine. What follows from the start of an iteration comes after
+        all iterations that start at this instant, whichever of them were formed already."""
         now = self.clock._now
         return nextafter(now, inf) if self._forming else now
 
@@ -384,7 +389,7 @@ class SimulatedBackend:
             self._report(slot)
         self.clock.at(self.clock._now + interval, REPORT, self._report_all, interval)
 
-    # --- tasks, tools, environments ---------------------------------------------------------------------------------------
+    # --- tasks, tools, environments -----------------------------------------------------------------------------------
 
     def _draw_task(self, a: do.DrawTask) -> None:
         task = self.workload.draw() if a.task < 0 else self.workload.again(a.task)
@@ -448,7 +453,7 @@ class SimulatedBackend:
         self.store.observed(c, tokens)
         self.tell(said.ToolFinished(self.clock._now, trajectory, tokens))
 
-    # --- signals and training ---------------------------------------------------------------------------------------------
+    # --- signals and training -----------------------------------------------------------------------------------------
 
     def _compute_signals(self, a: do.ComputeSignals) -> None:
         if a.pool >= 0:
@@ -494,7 +499,7 @@ class SimulatedBackend:
     def _retire(self, a: do.Retire) -> None:
         self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")
 
-    # --- weights and phases -----------------------------------------------------------------------------------------------
+    # --- weights and phases -------------------------------------------------------------------------------------------
 
     def _prepare_weights(self, a: do.PrepareWeights) -> None:
         prepared = self.paths.prepare(self.clock._now, a.path, a.participants)

@@ -1,7 +1,7 @@
 """The simulated experience store: what belongs to a trajectory beyond the core's light metadata.
 
-Its task and plan, the content of its conversation as runs, and the tokens whose KV it has computed before. Nothing is kept of a
-trajectory that was retired. It refuses to know engines and time.
+Its task and plan, the content of its conversation as runs, and the tokens whose KV it has computed before. Nothing is
+kept of a trajectory that was retired. It refuses to know engines and time.
 """
 
 from __future__ import annotations

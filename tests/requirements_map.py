@@ -26,13 +26,90 @@ GROUPS: Mapping[str, tuple[str, int]] = {
 
 IDS: tuple[str, ...] = tuple(f"{group}-{n:02d}" for group, (_, count) in GROUPS.items() for n in range(1, count + 1))
 
-FIRST: frozenset[str] = frozenset(
-    """
-    LM-04 LM-05 LM-07 LM-11 LM-12 LM-15 LM-16 LM-17 LM-19 LM-21 ER-02 ER-04 ER-05 ER-06 ER-08 ER-13 ER-15 BR-01 BR-04
-    BR-05 BR-06 BR-08 PL-01 PL-03 PL-05 PL-07 AS-01 AS-02 AS-03 AS-05 AS-06 AS-10 RK-01 RK-02 RK-08 QM-01 QM-02 QM-04
-    QM-06 QM-08 AP-02 AP-03 AP-04 AP-06 WS-01 WS-03 WS-04 WS-05 WS-06 WS-08 OP-01 OP-02 OP-06 OP-08 OP-10 OP-11 RP-06
-    RP-12 """.split()
-)
+_FIRST: Mapping[str, tuple[int, ...]] = {
+    "LM": (
+        4,
+        5,
+        7,
+        11,
+        12,
+        15,
+        16,
+        17,
+        19,
+        21,
+    ),
+    "ER": (
+        2,
+        4,
+        5,
+        6,
+        8,
+        13,
+        15,
+    ),
+    "BR": (
+        1,
+        4,
+        5,
+        6,
+        8,
+    ),
+    "PL": (
+        1,
+        3,
+        5,
+        7,
+    ),
+    "AS": (
+        1,
+        2,
+        3,
+        5,
+        6,
+        10,
+    ),
+    "RK": (
+        1,
+        2,
+        8,
+    ),
+    "QM": (
+        1,
+        2,
+        4,
+        6,
+        8,
+    ),
+    "AP": (
+        2,
+        3,
+        4,
+        6,
+    ),
+    "WS": (
+        1,
+        3,
+        4,
+        5,
+        6,
+        8,
+    ),
+    "OP": (
+        1,
+        2,
+        6,
+        8,
+        10,
+        11,
+    ),
+    "RP": (
+        6,
+        12,
+    ),
+}
+
+FIRST: frozenset[str] = frozenset(f"{group}-{n:02d}" for group, numbers in _FIRST.items() for n in numbers)
 """Those with a worked number or a rule that the sources insist on."""
 
 BACKENDS = ("CORE", "SIM", "REAL")

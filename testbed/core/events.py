@@ -134,7 +134,7 @@ class WeightsPrepared(Event, frozen=True, tag=True):
 
 
 class TrainerReleased(Event, frozen=True, tag=True):
-    """The trainer's part in this publication is over (snapshot taken, or the collective copy done): it may train again."""
+    """The trainer's part in this publication is over (snapshot taken, or collective copy done): it may train again."""
 
     version: int
 

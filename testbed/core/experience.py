@@ -181,7 +181,35 @@ class ExperienceStore:
         if reason := rejected(self._selection, lot):
             self.drop(lot, reason, buffered=True)
             return
+        if self.rule.at_completion:
+            self._read_now(lot)
+            reading = self.rule.of_lot(lot)
+            lot.verdict = self.rule.verdict(reading)
+            if lot.verdict in ("drop", "retry"):
+                self._dispose(lot, lot.verdict, reading, buffered=True)
+                return
         self._store(lot)
+
+    def _read_now(self, lot: Lot) -> None:
+        """Set the fields that measures read, to what holds now."""
+        p, now = self._p, self._ctx.now
+        for t in lot.members:
+            t.dequeued_t = now
+            t.dequeue_deployed = max(p.deployed, t.completion_deployed)
+            t.trainer_version = p.trainer_version
+            t.trained_before = p.trained_trajectories
+
+    def _dispose(self, lot: Lot, verdict: str, reading: int, *, buffered: bool) -> None:
+        """A lot that is too old: gone, or its task comes again."""
+        if verdict == "retry":
+            self.retry_task(lot.group)
+        self.drop(lot, "stale", buffered=buffered, staleness=reading)
+
+    def retry_task(self, group: Group) -> None:
+        """The group's task is to be drawn again, once."""
+        if not group.retried:
+            group.retried = True
+            self.retry_tasks.append(group.task)
 
     def _store(self, lot: Lot) -> None:
         lot.trainable = True
@@ -332,26 +360,19 @@ class ExperienceStore:
 
     def _take(self, pool: int) -> do.Train | None:
         """A batch of what is in the buffer; None if too much of it is too old (the rest is given back)."""
-        p, rule, now = self._p, self.rule, self._ctx.now
+        p, rule = self._p, self.rule
         left = self._in_turn(ready_only=True) if self._order.in_turn else self.buffer.num_ready
         chosen: list[tuple[Lot, int, str]] = []
         while len(chosen) < self.lots_per_batch and left and self.buffer.num_ready:
             left -= 1
             lot = self.buffer.take()
-            for t in lot.members:
-                t.dequeued_t = now
-                t.dequeue_deployed = max(p.deployed, t.completion_deployed)
-                t.trainer_version = p.trainer_version
-                t.trained_before = p.trained_trajectories
+            self._read_now(lot)
             reading = rule.of_lot(lot)
-            verdict = rule.verdict(reading)
+            verdict = lot.verdict if rule.at_completion else rule.verdict(reading)
             if self._order.outside(lot, p):
                 self.drop(lot, "outside_window", buffered=False, staleness=reading)
             elif verdict in ("drop", "retry"):
-                if verdict == "retry" and not lot.group.retried:
-                    lot.group.retried = True
-                    self.retry_tasks.append(lot.group.task)
-                self.drop(lot, "stale", buffered=False, staleness=reading)
+                self._dispose(lot, verdict, reading, buffered=False)
             else:
                 chosen.append((lot, reading, verdict))
         if len(chosen) < self.lots_per_batch:

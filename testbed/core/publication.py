@@ -178,6 +178,8 @@ class Publications:
         update.participants = alive
         update.waves = waves(self._weights, alive)
         if not update.catch_up:
+            self._rollouts.cancel_stale(update.version)
+        if not update.catch_up:
             for index in alive:
                 if self._ctx.engines[index].version >= self._p.deployed:
                     self._rollouts.open(index)  # until its wave comes
@@ -367,7 +369,7 @@ class Publications:
         self.pump()
 
     def _caught_up(self, update: Update) -> None:
-        """Engines that failed to catch up try again, and do not serve meanwhile: what they serve was replaced long ago."""
+        """Engines that failed to catch up try again, and do not serve meanwhile: what they have was replaced."""
         for index in self._takes_part(update.participants):
             if self._ctx.engines[index].version >= update.version:
                 self._missed.pop(index, None)

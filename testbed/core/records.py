@@ -154,7 +154,7 @@ class Group:
 class Lot:
     """What selection takes as one: a whole group where members are compared, a single trajectory otherwise."""
 
-    __slots__ = ("group", "group_ready_t", "members", "missing", "over", "sequence", "trainable", "uses")
+    __slots__ = ("group", "group_ready_t", "members", "missing", "over", "sequence", "trainable", "uses", "verdict")
 
     def __init__(self, group: Group, members: list[Trajectory]) -> None:
         self.group = group
@@ -165,6 +165,8 @@ class Lot:
         self.sequence = -1
         """Order of becoming ready."""
         self.uses = 0
+        self.verdict = "use"
+        """Of the staleness rule, where it decides at completion."""
         self.trainable = False
         """Ready, or missing only what the training pool computes."""
         self.over = False

@@ -333,13 +333,30 @@ class Rollouts:
         for group in list(self._ctx.groups.values()):
             if group.state == "generating":
                 self.admission.abandoned(group.task)
-                self._experience.abandon(group)
-                for t in group.members:
-                    if t.state == "generating":
-                        t.aborting = "over_sampled"
-                        self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, "over_sampled"))
-                    elif t.id in self._ctx.trajectories:
-                        self._end(t, "abort", "aborted", "over_sampled")
+                self._abandon(group, "over_sampled")
+
+    def _abandon(self, group: Group, reason: str) -> None:
+        """Give up a group that is being generated; its members end as their turns come back."""
+        self._experience.abandon(group)
+        for t in group.members:
+            if t.state == "generating":
+                t.aborting = reason
+                self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, reason))
+            elif t.id in self._ctx.trajectories:
+                self._end(t, "abort", "aborted", reason)
+
+    def cancel_stale(self, version: int) -> None:
+        """Before engines pause for `version`: give up groups in flight that it makes too old (`event: publication`)."""
+        rule = self._experience.rule
+        if not rule.cancels_in_flight:
+            return
+        for group in list(self._ctx.groups.values()):
+            if group.state == "generating":
+                dispatched = [t.dispatch_version for t in group.members if t.dispatch_version >= 0]
+                if dispatched and rule.too_old_for(version, min(dispatched)):
+                    if rule.action == "retry":
+                        self._experience.retry_task(group)
+                    self._abandon(group, "stale")
 
     def take_back(self, engine: Engine, why: str) -> None:
         """Abort this engine's turns and send them elsewhere."""

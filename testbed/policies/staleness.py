@@ -19,23 +19,27 @@ class StalenessRule:
         self.action = config.action
         self._measure = MEASURES[config.measure]
         self._sizes = sizes
-        self._per_trajectory = config.at == "trajectory"
+        self.at_completion = config.event == "completion"
+        """Decided when a lot becomes ready, and not again."""
+        self.cancels_in_flight = config.event == "publication" and config.action in ("drop", "retry")
 
     def reading(self, trajectory: Trajectory) -> int:
         """Staleness of one trajectory whose dequeue fields are set."""
         return self._measure(trajectory, trajectory.dequeue_deployed, trajectory.trainer_version, self._sizes)
 
     def of_lot(self, lot: Lot) -> int:
-        """A group is as stale as its stalest member (max over samples and turns); `at: trajectory` reads the freshest
-        member."""
-        readings = [self.reading(m) for m in lot.members]
-        return min(readings) if self._per_trajectory else max(readings)
+        """A group is as stale as its stalest member (max over samples and turns)."""
+        return max(self.reading(m) for m in lot.members)
 
     def verdict(self, reading: int) -> str:
-        """`use`, or the action if the reading is above the bound: `drop`, `retry`, `mask`, `correct`, `none`, `wait`."""
+        """`use`, or the action if a reading is above the bound: `drop`, `retry`, `mask`, `correct`, `none`, `wait`."""
         if self.bound is None or reading <= self.bound:
             return "use"
         return self.action
+
+    def too_old_for(self, version: int, dispatch_version: int) -> bool:
+        """Whether experience dispatched under `dispatch_version` is over the bound once `version` is deployed."""
+        return self.bound is not None and version - dispatch_version > self.bound
 
     def holds_publication(self, deployed: int, oldest_active: int | None) -> bool:
         """`wait`: whether publishing one more version would push the oldest unused experience over the bound."""

@@ -28,8 +28,6 @@ class Algorithm(Section):
     """Run a forward pass of the trainer over the batch before training (else generation log-probs are the denominator)."""
     kl_coef: NonNegativeFloat = 0.0
     """> 0 adds a reference forward pass."""
-    num_teachers: PositiveInt = 1
-    """Teachers, if the advantage distils."""
 
     @property
     def needs_critic(self) -> bool:

@@ -72,7 +72,7 @@ class Selection(Section):
 
 
 class Staleness(Section):
-    """What is too old, and then what. The decision uses the reading at dequeue."""
+    """What is too old, when that is decided, and then what. Readings are reported at completion and at dequeue in any case."""
 
     measure: Measure = "oldest_token"
     bound: Annotated[int, Field(ge=0)] | None = None
@@ -80,8 +80,9 @@ class Staleness(Section):
     action: Literal["drop", "retry", "wait", "mask", "correct", "none"] = "drop"
     """`drop` the group; `retry` its task; `wait`: hold the next publication until it is used; `mask` tokens of versions beyond the
     bound; `correct`: train it with a correction and count it; `none`: train it and count it."""
-    at: Literal["group", "trajectory"] = "group"
-    """Whose oldest version is read: the group's (max over members) or each trajectory's."""
+    event: Literal["dequeue", "completion", "publication"] = "dequeue"
+    """`dequeue`: when a batch is cut. `completion`: when a group is ready, and not again. `publication`: at dequeue, and groups in
+    flight are cancelled before engines pause for a version that makes them too old (`drop` and `retry` only)."""
     max_dropped_share: Fraction = 1.0
     """Refuse to go on when more than this share of generated groups is dropped (1: never)."""
 

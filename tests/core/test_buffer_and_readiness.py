@@ -1,4 +1,4 @@
-"""BR: generated is not ready, "in the buffer" is not ready, and what happens to ready groups before a batch takes them."""
+"""BR: generated is not ready, "in the buffer" is not ready, and what befalls ready groups before a batch takes them."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_pl_02_a_cycle_is_generation_switch_training_switch_and_the_update(switc
     """Four trajectories on four engines: 10 s generation + 1 s score + switch + 5 s training + switch + 1 s copy."""
     run = Scripted(scenario(**COLOCATED, run__num_rollout=4), turn=10.0, train=5.0, copy=1.0, switch=switch).run()
     starts = [start for start, _ in training(run)]
-    assert [b - a for a, b in zip(starts, starts[1:], strict=False)] == [10 + 1 + switch + 5 + switch + 1] * 3
+    assert [b - a for a, b in pairwise(starts)] == [10 + 1 + switch + 5 + switch + 1] * 3
     phases = [a.phase for _, a in run.of(do.SwitchPool)]
     assert phases == ["train", "generate"] * 4
 

@@ -138,7 +138,7 @@ def test_ap_05_a_call_that_ends_is_no_task_that_ends() -> None:
 
 @pytest.mark.parametrize("mode", ["finish", "retract", "in_place", "abort"])
 def test_ap_13_after_a_version_change_while_acting_the_next_call_is_of_the_new_version(mode: str) -> None:
-    """The tool of batch 2 runs through the update to v1; its call before is v0, the one after is v1, whatever the mode."""
+    """The tool of batch 2 runs through the update to v1; the call before is v0, the one after v1, whatever the mode."""
     config = scenario(
         algorithm={"n_samples_per_prompt": 1, "rollout_batch_size": 1},
         rollout__admission={"type": "one_step_ahead"},

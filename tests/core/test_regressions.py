@@ -7,8 +7,6 @@ flush_refused_by_waiting_queue, group_member_aborted, retry_orphan; router_hash_
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from testbed.core import actions as do
@@ -178,7 +176,7 @@ def test_retry_orphan_turns_that_the_core_takes_back_use_up_no_attempt() -> None
 
 
 def test_retry_orphan_an_engine_that_is_given_up_has_its_turns_taken_back_and_may_answer_late() -> None:
-    """`finish` drains in time on engine 0 and never pauses on engine 1, which is removed with the turns it still holds."""
+    """Engine 1 never pauses and is removed with the turns that it still holds."""
     config = scenario(
         rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 2},
         weights__transition={"pause_generation_mode": "in_place", "kv": "keep"},

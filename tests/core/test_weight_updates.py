@@ -227,7 +227,7 @@ def test_ws_08_every_engine_of_an_update_gets_the_declared_rule(mode: str, kv: s
     assert {a.mode for _, a in run.of(do.PauseEngine)} == {"retract" if mode == "finish" else mode}
     assert {a.kv for _, a in run.of(do.ResumeEngine)} == {kv}
     assert len(run.of(do.FlushCache)) == (len(run.of(do.PauseEngine)) if kv == "flush" else 0)
-    in_flight = [s for s, e, g in generation(run) if g == 1][0]
+    in_flight = next(s for s, _, g in generation(run) if g == 1)
     first_pause = run.of(do.PauseEngine)[0][0]
     if mode == "finish":
         assert first_pause >= in_flight + 40, "requests in flight end on the old version first"

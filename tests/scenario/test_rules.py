@@ -89,7 +89,7 @@ DOCUMENTED = {
     "rollpacker": (*TOGETHER, "rollout.admission={type: over_sampling, over_sampling_ratio: 1.25}"),
     "dapo": (*TOGETHER, "experience.selection.filter_zero_variance=true"),
     "ppo_with_critic_and_reference": (*TOGETHER, "algorithm.advantage=critic", "algorithm.kl_coef=0.01"),
-    "distillation": (ASYNC, "algorithm.advantage=distillation", "algorithm.num_teachers=2"),
+    "distillation": (ASYNC, "algorithm.advantage=distillation"),
     "hybrid": ("placement.mode=hybrid", ASYNC),
     "waves": (ASYNC, "weights.participation={type: waves, size: 2}"),
     "reuse": (ASYNC, "experience.selection.use_count=2", "experience.staleness.bound=1"),
@@ -180,6 +180,9 @@ def test_pl_12_phases_that_do_not_fit_need_offload() -> None:
     """32.8e9 parameters x 16 B / 16 GPUs = 32.8 GB of trainer state; an engine reserves 0.85 x 80 = 68 GB more."""
     plan = (*TOGETHER, "model.name=Qwen3-32B", "placement.rollout_num_gpus_per_engine=4")
     assert keys(*plan, "placement.switch.offload=true") == []
+    host = "cluster.host_memory_gb_per_node"  # 8 GPUs of a node leave 8 x 32.8 GB = 262.1 GB behind
+    assert keys(*plan, f"{host}=263") == []
+    assert keys(*plan, f"{host}=262") == [host]
     assert keys(*plan, "placement.switch.offload=false") == ["placement.switch.offload"]
     assert keys(*plan, "placement.switch.offload=false", "rollout.engine.mem_fraction_static=0.59") == []
     assert keys(*plan, "placement.switch.offload=false", "rollout.engine.mem_fraction_static=0.60") == [
@@ -338,7 +341,6 @@ def test_staleness_and_publication_reach_each_other(overrides: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (("algorithm.num_teachers=2",), "algorithm.num_teachers"),
         (
             ("algorithm.advantage=critic", "experience.selection.filter_zero_variance=true"),
             "experience.selection.filter_zero_variance",

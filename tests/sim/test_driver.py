@@ -1,4 +1,5 @@
-"""The driver of the simulated backend: determinism, symmetry, conservation, faults, the watchdog, and runs that are cut short."""
+"""The driver of the simulated backend: determinism, symmetry, conservation, faults, the watchdog, and runs that are cut
+short."""
 
 from __future__ import annotations
 
@@ -125,7 +126,9 @@ def doubled(factor: float) -> Scenario:
     config["workload"]["rewards"] = {"latency": {"type": "fixed", "seconds": 0.5 * factor}}
     config["training"] = {"cost": {"type": "rate", "samples_per_s": 2.0 / factor, "fixed_s": 0.25 * factor}}
     config["rollout"]["admission"] = {"type": "sync"}
-    config["weights"]["update_weights_interval"] = 3  # one publication, after the last batch: weight paths have units of their own
+    config["weights"]["update_weights_interval"] = (
+        3  # one publication, after the last batch: weight paths have units of their own
+    )
     config["run"]["num_rollout"] = 3
     return Scenario.model_validate(config)
 
@@ -153,7 +156,12 @@ def test_identical_engines_may_be_renumbered(order: tuple[int, ...]) -> None:
     """Rotating which engine stands first renames engines and changes no time: with round robin, and equal engines."""
     n = len(order)
     config = scenario(
-        **{**VARIED, "rollout__routing": {"type": "round_robin"}, "placement": split(n, 1), "algorithm__n_samples_per_prompt": n}
+        **{
+            **VARIED,
+            "rollout__routing": {"type": "round_robin"},
+            "placement": split(n, 1),
+            "algorithm__n_samples_per_prompt": n,
+        }
     )
     plain = run(config)
 
@@ -162,7 +170,9 @@ def test_identical_engines_may_be_renumbered(order: tuple[int, ...]) -> None:
 
         def handle(self, event: Any) -> Any:
             if hasattr(event, "engine") and event.engine >= 0:
-                event = type(event)(**{**{f: getattr(event, f) for f in event.__struct_fields__}, "engine": inside[event.engine]})
+                event = type(event)(
+                    **{**{f: getattr(event, f) for f in event.__struct_fields__}, "engine": inside[event.engine]}
+                )
             actions = super().handle(event)
             return [renamed(a) for a in actions]
 
@@ -225,7 +235,8 @@ def test_every_invariant_holds_in_every_system_and_the_core_repeats_its_decision
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_br_14_groups_trajectories_and_tokens_are_conserved(name: str) -> None:
-    """Whoever was submitted is retired once; whatever was generated is trained, or in a retired trajectory, or lost in a call."""
+    """Whoever was submitted is retired once; whatever was generated is trained, or in a retired trajectory, or lost in
+    a call."""
     r = run(system(name))
     started = {t for _, a in r.of(do.StartTurn) for t in (a.trajectory,)}
     retired = Counter(t for _, a in r.of(do.Retire) for t in a.trajectories)
@@ -349,7 +360,9 @@ def test_a_run_in_which_nothing_moves_is_ended_with_what_is_stuck() -> None:
 def test_the_watchdog_leaves_a_slow_run_alone() -> None:
     """Something finishes in every interval, if only just."""
     r = linear_run(
-        workload__rewards={"latency": {"type": "fixed", "seconds": 70.0}}, simulation__watchdog_s=100.0, run__num_rollout=3
+        workload__rewards={"latency": {"type": "fixed", "seconds": 70.0}},
+        simulation__watchdog_s=100.0,
+        run__num_rollout=3,
     )
     assert len(r.steps) == 3
 

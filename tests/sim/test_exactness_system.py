@@ -1,8 +1,9 @@
 """Whole systems in both modes of the engine model: `iterate` takes every step, `skip` jumps; nothing else may differ.
 
-Times agree to 1e-12 relative, decisions are equal. The scenarios mix multi-turn programs, small KV pools, chunked prefill, every
-transition rule and the policies of `random_scenario`. Lengths are random, so that engines do not run in lock step: the order of two
-engines' events at the very same instant is decided by rounding, in the real world by chance, and is not part of the claim.
+Times agree to 1e-12 relative, decisions are equal. The scenarios mix multi-turn programs, small KV pools, chunked
+prefill, every transition rule and the policies of `random_scenario`. Lengths are random, so that engines do not run in
+lock step: the order of two engines' events at the very same instant is decided by rounding, in the real world by
+chance, and is not part of the claim.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Synchronous and asynchronous execution, and staleness (AS), shown by whole simulated runs.
 
-Versions are read twice: once from what the core reports, once from the log alone (which engine served which version when).
+Versions are read twice: once from what the core reports, once from the log alone (which engine served which version
+when).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ GO_ON = {"weights__transition": {"pause_generation_mode": "in_place", "kv": "kee
 
 
 class Versions:
-    """The deployed version over time, from the log: that of a complete publication, from its last engine's barrier on."""
+    """The deployed version over time, from the log: that of a complete publication, from its last engine's barrier
+    on."""
 
     def __init__(self, r: Run) -> None:
         asked: dict[int, float] = {}
@@ -290,7 +292,8 @@ def test_as_10_throughput_is_reported_beside_what_it_costs() -> None:
 
 
 def test_as_11_idle_time_on_each_side() -> None:
-    """Synchronous and split: per step the trainer waits for generation and scores, the engines for training and publishing."""
+    """Synchronous and split: per step the trainer waits for generation and scores, the engines for training and
+    publishing."""
     r = linear_run(run__num_rollout=5, run__warmup_steps=1)
     s = r.summary
     lanes = {p.lane: p.gpu_seconds for p in s.pools}
@@ -319,7 +322,8 @@ def test_as_12_every_trained_token_has_a_version_and_every_version_its_times() -
 
 
 def test_as_15_usable_at_the_next_step_and_not_at_the_one_after() -> None:
-    """Max age 1: made under v10 it may be used under v10 and v11, and is dropped under v12 (window over dispatch versions)."""
+    """Max age 1: made under v10 it may be used under v10 and v11, and is dropped under v12 (window over dispatch
+    versions)."""
     r = linear_run(**ASYNC, **GO_ON, experience__selection={"order": {"type": "windowed_fifo", "window": 1}})
     ages = {x.dequeue_deployed - x.dispatch_version for b in r.batches for x in b.experiences}
     assert ages == {0, 1}
@@ -351,7 +355,10 @@ def test_as_16_the_longest_reply_sets_the_synchronous_step() -> None:
 def test_as_16_a_longer_tail_moves_the_synchronous_step_and_hardly_the_asynchronous_one() -> None:
     """Equal means; the tail of the second distribution is twice as long."""
     seconds: dict[tuple[str, str], float] = {}
-    replies = {"short": {"type": "uniform", "low": 190, "high": 210}, "long": {"type": "uniform", "low": 1, "high": 399}}
+    replies = {
+        "short": {"type": "uniform", "low": 190, "high": 210},
+        "long": {"type": "uniform", "low": 1, "high": 399},
+    }
     for tail, reply in replies.items():
         for name, admission in (
             ("sync", {"type": "sync"}),

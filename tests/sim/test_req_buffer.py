@@ -1,6 +1,7 @@
 """Buffer and readiness (BR), and the baseline's part in it (LM-03, LM-21), shown by whole simulated runs.
 
-Expected times follow from the plans that the workload drew: a turn of n tokens takes one prefill and n - 1 decode steps.
+Expected times follow from the plans that the workload drew: a turn of n tokens takes one prefill and n - 1 decode
+steps.
 """
 
 from __future__ import annotations
@@ -84,12 +85,19 @@ def test_br_03_scores_are_worked_out_while_others_generate_and_serially_it_takes
     changes["workload__reply"] = {"type": "uniform", "low": 10, "high": 3000}
     changes["workload__max_response_length"] = 3000
     serial = linear_run(**changes)
-    streaming_long = linear_run(**{**changes, "workload__rewards": {"latency": {"type": "fixed", "seconds": 5.0}, "servers": 1}})
+    streaming_long = linear_run(
+        **{**changes, "workload__rewards": {"latency": {"type": "fixed", "seconds": 5.0}, "servers": 1}}
+    )
     serial_long = linear_run(
-        **{**changes, "workload__rewards": {"latency": {"type": "fixed", "seconds": 5.0}, "servers": 1, "stage": "serial"}}
+        **{
+            **changes,
+            "workload__rewards": {"latency": {"type": "fixed", "seconds": 5.0}, "servers": 1, "stage": "serial"},
+        }
     )
     lengths = planned_lengths(serial, 0)
-    assert streaming.of(said.SignalReady)[0][0] == pytest.approx(min(map(turn_seconds, planned_lengths(streaming, 0))) + 5.0)
+    assert streaming.of(said.SignalReady)[0][0] == pytest.approx(
+        min(map(turn_seconds, planned_lengths(streaming, 0))) + 5.0
+    )
     assert serial.of(said.SignalReady)[0][0] == pytest.approx(max(map(turn_seconds, lengths)) + 5.0)
     # one verifier: a D/D/1 queue against the completions, or all four after the last
     free = 0.0
@@ -97,7 +105,9 @@ def test_br_03_scores_are_worked_out_while_others_generate_and_serially_it_takes
         free = max(free, end) + 5.0
     assert streaming_long.of(do.Train)[0][0] == pytest.approx(free)
     assert serial_long.of(do.Train)[0][0] == pytest.approx(max(map(turn_seconds, lengths)) + 4 * 5.0)
-    overlapping = [t for t, _ in streaming_long.of(said.SignalReady) if t < max(generated(streaming_long)[i] for i in range(4))]
+    overlapping = [
+        t for t, _ in streaming_long.of(said.SignalReady) if t < max(generated(streaming_long)[i] for i in range(4))
+    ]
     assert overlapping, "a score came while another member was being generated"
     assert free < max(map(turn_seconds, lengths)) + 20.0
 
@@ -124,7 +134,8 @@ def test_br_04_with_three_of_four_scores_no_rule_selects_the_group(order: str, b
 
 
 def test_br_05_both_buffers_consume_the_same_groups_at_the_same_times_and_hold_different_numbers() -> None:
-    """Stored when ready, or stored at once and ready later: what is trained when is the same, what is present is not."""
+    """Stored when ready, or stored at once and ready later: what is trained when is the same, what is present is
+    not."""
     changes = {**ONE_GROUP, "algorithm": {"n_samples_per_prompt": 4, "rollout_batch_size": 2}, "run__num_rollout": 3}
     insert, store = (linear_run(**changes, experience__buffer=b) for b in BUFFERS)
     for a, b in zip(insert.batches, store.batches, strict=True):
@@ -212,9 +223,7 @@ def test_br_08_every_group_is_used_exactly_k_times_and_its_staleness_is_read_at_
 def test_br_09_either_buffer_keeps_the_same_contract(buffer: dict[str, Any], admission: dict[str, Any]) -> None:
     if buffer["type"] == "store_then_ready" and admission["type"] != "sync":
         buffer = {**buffer, "max_buffered_groups": 6}
-    r = linear_run(
-        workload__reply=UNIFORM, experience__buffer=buffer, rollout__admission=admission, run__num_rollout=4
-    )
+    r = linear_run(workload__reply=UNIFORM, experience__buffer=buffer, rollout__admission=admission, run__num_rollout=4)
     r.checked()
     assert len(r.steps) == 4
 
@@ -241,7 +250,8 @@ def test_br_10_training_waits_for_data_in_asynchronous_mode_and_says_so() -> Non
 
 
 def test_br_11_signals_come_in_any_order_and_while_others_generate() -> None:
-    """Teacher before reward, reward before teacher: the last one makes a trajectory ready, and nothing waits for a stage."""
+    """Teacher before reward, reward before teacher: the last one makes a trajectory ready, and nothing waits for a
+    stage."""
     ready = {}
     for reward, teacher in ((1.0, 4.0), (4.0, 1.0)):
         r = linear_run(
@@ -281,7 +291,9 @@ def occupancy(r: Run) -> list[int]:
 
 
 @pytest.mark.parametrize(("samples_per_s", "train_bound"), [(0.5, True), (1000.0, False)])
-def test_br_12_the_producer_is_blocked_only_if_training_is_the_bottleneck(samples_per_s: float, train_bound: bool) -> None:
+def test_br_12_the_producer_is_blocked_only_if_training_is_the_bottleneck(
+    samples_per_s: float, train_bound: bool
+) -> None:
     """Capacity floor(2.0 x 2) = 4 groups: full before every batch once the trainer is behind, and never above."""
     r = linear_run(
         rollout__admission={**ASYNC, "submission_granularity": "group"},
@@ -321,7 +333,8 @@ def test_br_12_the_buffer_may_make_room_instead_of_blocking() -> None:
 
 @pytest.mark.parametrize("action", ["drop", "retry"])
 def test_br_13_what_is_too_old_is_dropped_or_its_task_is_run_again(action: str) -> None:
-    """submitted = trained + dropped + what was open at the end, in groups; a recycled task is drawn again by its number."""
+    """submitted = trained + dropped + what was open at the end, in groups; a recycled task is drawn again by its
+    number."""
     r = linear_run(
         rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 4},
         workload__reply={"type": "lognormal", "mean": 150, "sigma": 1.0},
@@ -352,16 +365,21 @@ def test_br_13_what_is_too_old_is_dropped_or_its_task_is_run_again(action: str) 
 
 
 def test_lm_21_a_group_baseline_waits_for_the_group_and_a_critic_baseline_costs_a_forward_pass() -> None:
-    """GRPO: no critic job, and nobody is trained before the group's last member. Critic: per response, after a job of its own."""
+    """GRPO: no critic job, and nobody is trained before the group's last member. Critic: per response, after a job of
+    its own."""
     changes = {k: v for k, v in ONE_GROUP.items() if k != "algorithm"}
     changes["run__num_rollout"] = 3
     shape = {"n_samples_per_prompt": 4, "rollout_batch_size": 1}
     group = linear_run(**changes, algorithm=shape)
-    critic = linear_run(**changes, algorithm={**shape, "advantage": "critic"}, rollout__admission={"type": "one_step_ahead"})
+    critic = linear_run(
+        **changes, algorithm={**shape, "advantage": "critic"}, rollout__admission={"type": "one_step_ahead"}
+    )
     assert {a.signal for _, a in group.of(do.ComputeSignals)} == {"reward"}
     jobs = [(t, a) for t, a in critic.of(do.ComputeSignals) if a.signal == "critic"]
     assert jobs and all(a.pool == critic.backend.core.layout.train_pool for _, a in jobs)
-    assert Counter(i for _, a in jobs for i in a.trajectories) == Counter(set(i for _, a in jobs for i in a.trajectories))
+    assert Counter(i for _, a in jobs for i in a.trajectories) == Counter(
+        set(i for _, a in jobs for i in a.trajectories)
+    )
     done = {i: t for t, e in critic.of(said.SignalReady) if e.signal == "critic" for i in e.trajectories}
     for b in critic.batches:
         assert all(x.ready_t == x.group_ready_t == done[x.trajectory] for x in b.experiences), "ready one by one"

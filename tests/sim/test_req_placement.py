@@ -1,7 +1,8 @@
-"""Placement (PL), shown by whole simulated runs: who holds which GPUs when, what a switch and an update cost, who waits.
+"""Placement (PL), shown by whole simulated runs: who holds which GPUs when, what a switch and an update cost, who
+waits.
 
-Closed forms use the parameters of Qwen3-8B as its authors publish them (8.19 B parameters, 36 layers), the GPU catalogue's H100
-(3.35 TB/s, 50 GB/s of PCIe a direction) and the overheads that the weight paths state.
+Closed forms use the parameters of Qwen3-8B as its authors publish them (8.19 B parameters, 36 layers), the GPU
+catalogue's H100 (3.35 TB/s, 50 GB/s of PCIe a direction) and the overheads that the weight paths state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tests.support.timeline import overlap, pauses, training
 PARAMS = 8_190_735_360
 BYTES = 2 * PARAMS
 TENSORS = 36 * 11 + 3
-"""A layer of Qwen3-8B has q, k, v, o, their two norms, gate, up, down and two norms; then embedding, head and last norm."""
+"""A layer of Qwen3-8B has q, k, v, o, their two norms, gate, up, down and two norms; then embedding, head and last
+norm."""
 PCIE = 50e9
 APPLY_S = 2 * BYTES / (0.8 * 3.35e12)
 """Into the served tensors: read and written once at 80 % of memory bandwidth."""
@@ -73,7 +75,8 @@ def test_pl_01_no_instant_in_which_generation_and_training_hold_a_shared_gpu(pla
 
 @pytest.mark.parametrize("fixed_s", [0.0, 1.0, 7.0])
 def test_pl_02_a_cycle_is_generation_switch_training_update_and_switch(fixed_s: float) -> None:
-    """gen + score + switch + train + (gather and convert) + switch + (apply, pause). Nothing is moved, for all of it stays resident."""
+    """gen + score + switch + train + (gather and convert) + switch + (apply, pause). Nothing is moved, for all of it
+    stays resident."""
     r = linear_run(
         **COLOCATED, **RESIDENT, placement__switch={"offload": False, "fixed_s": fixed_s}, run__num_rollout=4
     )
@@ -289,7 +292,8 @@ def test_pl_09_only_roles_that_the_setup_asks_for_do_any_work(algorithm: dict[st
 
 
 def test_pl_10_an_agent_that_acts_holds_no_engine_and_keeps_its_environment() -> None:
-    """Three calls with 10 s of tools in between: engines work for the calls alone, the environment stays one and the same."""
+    """Three calls with 10 s of tools in between: engines work for the calls alone, the environment stays one and the
+    same."""
     r = linear_run(
         workload__turns=fixed(3),
         workload__observation=fixed(20),
@@ -322,7 +326,8 @@ def test_pl_10_an_agent_that_acts_holds_no_engine_and_keeps_its_environment() ->
 
 
 def test_pl_12_phases_that_do_not_fit_together_are_refused_without_offload_and_pay_for_it_with() -> None:
-    """8 B parameters on 4 GPUs: 32.8 GB of trainer state beside 68 GB of engine on 80 GB. With offload the state travels over PCIe."""
+    """8 B parameters on 4 GPUs: 32.8 GB of trainer state beside 68 GB of engine on 80 GB. With offload the state
+    travels over PCIe."""
     without = scenario(**COLOCATED, placement__switch={"offload": False, "fixed_s": 1.0})
     faults = check(without, HERE)
     assert [f.key for f in faults] == ["placement.switch.offload"] and "offload: true" in faults[0].nearest
@@ -344,9 +349,10 @@ def test_pl_13_placements_of_equal_size_are_compared_on_the_same_work() -> None:
         r = linear_run(**placement, workload__reply={"type": "uniform", "low": 10, "high": 300}, run__num_rollout=4)
         totals.add(r.summary.num_gpus)
         works.append({x.task: x.output_tokens for b in r.batches for x in b.experiences if x.trajectory % 2 == 0})
-        assert r.backend.workload.fingerprint == linear_run(
-            workload__reply={"type": "uniform", "low": 10, "high": 300}
-        ).backend.workload.fingerprint
+        assert (
+            r.backend.workload.fingerprint
+            == linear_run(workload__reply={"type": "uniform", "low": 10, "high": 300}).backend.workload.fingerprint
+        )
     assert totals == {4}
     common = set(works[0]) & set(works[1]) & set(works[2])
     assert len(common) >= 6 and all(works[0][t] == works[1][t] == works[2][t] for t in common)

@@ -1,4 +1,5 @@
-"""Routing and KV reuse (RK), shown by whole simulated runs. Reuse comes out of the cache's state, never from a ratio."""
+"""Routing and KV reuse (RK), shown by whole simulated runs. Reuse comes out of the cache's state, never from a
+ratio."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def write_sessions(path: Path, sessions: list[list[tuple[int, int, float]]]) -> 
 
 @pytest.mark.parametrize(("page", "shared"), [(1, 99), (16, 96)])
 def test_rk_01_members_share_the_prompts_kv_and_nothing_else(page: int, shared: int) -> None:
-    """One after the other: the prompt of 100 tokens, all but its last, in whole pages. Never a reply of another member."""
+    """One after the other: the prompt of 100 tokens, all but its last, in whole pages. Never a reply of another
+    member."""
     r = linear_run(
         **ONE_ENGINE,
         algorithm={"n_samples_per_prompt": 4, "rollout_batch_size": 1},
@@ -76,8 +78,8 @@ def test_rk_01_members_share_the_prompts_kv_and_nothing_else(page: int, shared: 
     ],
 )
 def test_rk_01_a_later_turn_finds_its_own_history(engine: dict[str, Any], cap: int, own: int) -> None:
-    """After 100 tokens of prompt and a reply of 50: all that was fed back. The last token was not, unless it was a stop token under
-    overlap, whose end is seen one step late."""
+    """After 100 tokens of prompt and a reply of 50: all that was fed back. The last token was not, unless it was a stop
+    token under overlap, whose end is seen one step late."""
     r = linear_run(
         **ONE_ENGINE,
         algorithm={"n_samples_per_prompt": 4, "rollout_batch_size": 1},
@@ -96,10 +98,13 @@ def test_rk_01_a_later_turn_finds_its_own_history(engine: dict[str, Any], cap: i
 def test_rk_02_wait_at_the_cache_or_compute_it_again(seconds_per_turn: float, engine: int, tmp_path: Path) -> None:
     """A iff wait_A + prefill(suffix) < wait_B + prefill(P + suffix); a tie goes where fewer turns are.
 
-    When the first session comes back, A has its prefix of 1,024 tokens and one turn of another session, whose prompt was 50 tokens;
-    B is empty. Its prompt has 1,134 tokens by now. At 1,000 tokens per second: A = d + 0.050 + 0.110, B = 1.134, equal at d = 0.974.
+    When the first session comes back, A has its prefix of 1,024 tokens and one turn of another session, whose prompt
+    was 50 tokens; B is empty. Its prompt has 1,134 tokens by now. At 1,000 tokens per second: A = d + 0.050 + 0.110, B
+    = 1.134, equal at d = 0.974.
     """
-    sessions = write_sessions(tmp_path / "s.jsonl", [[(1024, 10, 10.0), (100, 10, 0.0)], [(5000, 1, 0.0)], [(50, 5000, 0.0)]])
+    sessions = write_sessions(
+        tmp_path / "s.jsonl", [[(1024, 10, 10.0), (100, 10, 0.0)], [(5000, 1, 0.0)], [(50, 5000, 0.0)]]
+    )
     r = linear_run(
         workload={"type": "sessions", "path": sessions, "max_response_length": 6000},
         algorithm={"n_samples_per_prompt": 1, "rollout_batch_size": 3},
@@ -163,7 +168,8 @@ def test_rk_04_a_freed_slot_is_taken_at_the_next_step() -> None:
 
 
 def test_rk_07_prefix_reuse_and_slots_save_different_times() -> None:
-    """Each can be switched off alone. Without reuse prefill grows and nothing else; without slots there is waiting and nothing else."""
+    """Each can be switched off alone. Without reuse prefill grows and nothing else; without slots there is waiting and
+    nothing else."""
     changes: dict[str, Any] = {
         "placement": split(2, 1),
         "algorithm": {"n_samples_per_prompt": 4, "rollout_batch_size": 4},
@@ -257,7 +263,8 @@ def test_rk_09_affinity_without_the_queue_loses_on_a_hot_prefix() -> None:
 
 @pytest.mark.parametrize(("absolute", "relative", "threshold"), [(64, 1.5, 0.3), (32, 1.1, 0.5)])
 def test_rk_10_every_choice_of_cache_aware_follows_its_rule(absolute: int, relative: float, threshold: float) -> None:
-    """Loads counted from the log: imbalanced -> shortest queue; else a match above the threshold -> its engine; else least loaded."""
+    """Loads counted from the log: imbalanced -> shortest queue; else a match above the threshold -> its engine; else
+    least loaded."""
     r = linear_run(
         **{**HOT, "run__num_rollout": 1, "workload__prompt": {"type": "uniform", "low": 20, "high": 4000}},
         rollout__routing={
@@ -310,7 +317,8 @@ def test_rk_12_a_sticky_trajectory_finds_its_history_and_a_random_one_does_not()
 
 
 def test_rk_13_hits_fall_with_the_capacity_of_the_cache() -> None:
-    """Eight programs of up to 1,000 tokens share an engine: the smaller the pool, the more is evicted while they use tools."""
+    """Eight programs of up to 1,000 tokens share an engine: the smaller the pool, the more is evicted while they use
+    tools."""
     shares, recomputed = [], []
     for slots in (20_000, 6000, 4000, 2000):
         r = linear_run(

@@ -1,6 +1,8 @@
-"""Weight updates (WS), shown by whole simulated runs: what travels, by which path, who waits for whom, and what happens meanwhile.
+"""Weight updates (WS), shown by whole simulated runs: what travels, by which path, who waits for whom, and what happens
+meanwhile.
 
-Bytes follow from the parameters of Qwen3-8B as published; times of single paths are tested where the paths are modelled.
+Bytes follow from the parameters of Qwen3-8B as published; times of single paths are tested where the paths are
+modelled.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def times(r: Run, kind: type, version: int) -> dict[int, float]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_ws_01_weights_travel_and_no_optimizer_state(path: str) -> None:
-    """2 bytes a parameter (BF16), or a delta of the changed 2 % at 1.2 bytes each: never the 12 bytes of optimizer state."""
+    """2 bytes a parameter (BF16), or a delta of the changed 2 % at 1.2 bytes each: never the 12 bytes of optimizer
+    state."""
     r = linear_run(**by(path))
     sent = {e.bytes for _, e in r.of(said.WeightsPrepared)}
     assert sent == {int(PARAMS * 0.02 * 1.2) if path == "disk_delta" else 2 * PARAMS}
@@ -140,7 +143,11 @@ def test_ws_06_an_engine_that_takes_no_part_holds_nobody() -> None:
     plain = linear_run(**QUANTIZED, run__num_rollout=2)
     begin = plain.of(do.PrepareWeights)[0][0]
     config = scenario(
-        **{**QUANTIZED, "simulation__engine_costs": {"type": "linear"}, "training__cost": {"type": "rate", "samples_per_s": 1.0}}
+        **{
+            **QUANTIZED,
+            "simulation__engine_costs": {"type": "linear"},
+            "training__cost": {"type": "rate", "samples_per_s": 1.0},
+        }
     )
     r = run(config, [said.EngineLost(begin - 0.5, 3)])
     first = r.of(do.PrepareWeights)[0][1]
@@ -163,7 +170,11 @@ def test_ws_06_each_wave_has_its_own_barrier_and_the_others_go_on_serving() -> N
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_ws_07_conversion_only_for_models_that_need_it(quantization: str) -> None:
-    changes = QUANTIZED if quantization == "fp8" else {k: v for k, v in QUANTIZED.items() if k != "rollout__engine__weight_precision"}
+    changes = (
+        QUANTIZED
+        if quantization == "fp8"
+        else {k: v for k, v in QUANTIZED.items() if k != "rollout__engine__weight_precision"}
+    )
     r = linear_run(**{**changes, "weights__requantize": quantization})
     needed = quantization == "fp8"
     assert bool(r.of(do.RequantizeWeights)) == bool(r.of(said.EngineReady)) == needed
@@ -260,7 +271,10 @@ def test_ws_10_the_pause_is_not_the_update() -> None:
     # engines share the storage's reads: each waits its turn before it applies
     assert max(b - a for a, b in stops) >= reload
     generating = [(sent, e.t) for sent, e, a in r.turns() if a.engine == 0]
-    preparing = [(t, next(u for u, e in r.of(said.WeightsPrepared) if e.version == a.version)) for t, a in r.of(do.PrepareWeights)]
+    preparing = [
+        (t, next(u for u, e in r.of(said.WeightsPrepared) if e.version == a.version))
+        for t, a in r.of(do.PrepareWeights)
+    ]
     assert overlap(preparing, generating) > 0
 
 
@@ -279,7 +293,8 @@ def stops_together(r: Run) -> bool:
 
 @pytest.mark.parametrize("admission", ["sync", "one_step_ahead"])
 def test_ws_11_published_effective_first_request(admission: str) -> None:
-    """Each version: trained, asked for, prepared, copied, resumed, used by a first request, in a batch: in this order."""
+    """Each version: trained, asked for, prepared, copied, resumed, used by a first request, in a batch: in this
+    order."""
     r = linear_run(rollout__admission={"type": admission}, workload__reply=fixed(300), run__num_rollout=6)
     asked = {a.version: (t, a.trainer_version) for t, a in r.of(do.PrepareWeights)}
     prepared = {e.version: t for t, e in r.of(said.WeightsPrepared)}
@@ -301,7 +316,8 @@ def test_ws_11_published_effective_first_request(admission: str) -> None:
 
 
 def test_ws_14_an_engine_that_hangs_is_treated_after_the_timeout_and_the_others_go_on() -> None:
-    """The first engine is lost in the middle of its copy: the barrier waits for those that are left, and for nobody else."""
+    """The first engine is lost in the middle of its copy: the barrier waits for those that are left, and for nobody
+    else."""
     plain = linear_run(**QUANTIZED, run__num_rollout=3)
     t, a = plain.of(do.CopyWeights)[0]
     config = plain.scenario

@@ -184,7 +184,7 @@ class Watch:
         assert x.completion_deployed >= x.oldest_version
         assert x.trainer_version == self.trainer_version
         rule = self.scenario.experience.staleness
-        if rule.bound is not None and rule.action in ("drop", "retry") and rule.at == "group":
+        if rule.bound is not None and rule.action in ("drop", "retry") and rule.event != "completion":
             assert x.staleness <= rule.bound, "the dequeue reading decides"
         self.staleness.append(x.dequeue_deployed - x.oldest_version)
 

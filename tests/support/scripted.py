@@ -17,7 +17,7 @@ from testbed.scenario import Scenario
 
 
 class Scripted:
-    """`seconds` by name: turn, tool, reward, train, prepare, pause, copy, requantize, resume, switch, signal, release."""
+    """`seconds` by name: train, prepare, pause, resume, switch, signal, tool, environment."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Scripted:
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
     def lose(self, t: float, engine: int) -> None:
-        """The engine dies: its turns end without a word; steps of an update that were under way may still be reported."""
+        """The engine dies: its turns end without a word; steps of an update under way may still be reported."""
 
         def lost(now: float) -> said.Event:
             for trajectory, (turn, _, _) in list(self._live.items()):

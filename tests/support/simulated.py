@@ -1,12 +1,13 @@
 """Whole simulated runs for tests: what happened, in order, and the questions that requirements ask of it.
 
-Knows the simulated backend's driver and nothing inside its models. Times in seconds. `LINEAR` are engine costs with which a turn's
-time has a closed form: see `turn_seconds`.
+Knows the simulated backend's driver and nothing inside its models. Times in seconds. `LINEAR` are engine costs with
+which a turn's time has a closed form: see `turn_seconds`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class Run:
     def cycles(self) -> list[float]:
         """Seconds from one batch's end to the next one's."""
         ends = self.steps
-        return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        return [b - a for a, b in pairwise(ends)]
 
     def turns(self) -> list[tuple[float, said.TurnFinished, do.StartTurn]]:
         """(sent at, how it ended, how it was sent) of every turn that ended in an engine."""

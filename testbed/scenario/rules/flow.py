@@ -183,14 +183,6 @@ def groups_with_variance(c: Context) -> Iterator[Fault]:
         yield Fault(key, what, f"workload.rewards.success_rate: 0.5, or {near}")
 
 
-def roles_asked_for(c: Context) -> Iterator[Fault]:
-    """Several teachers need an advantage that distils."""
-    a = c.scenario.algorithm
-    if a.num_teachers > 1 and not a.needs_teacher:
-        what = f"{a.num_teachers} teachers, but advantage `{a.advantage}` asks for none"
-        yield Fault("algorithm.num_teachers", what, "algorithm.advantage: distillation, or algorithm.num_teachers: 1")
-
-
 def open_arrivals(c: Context) -> Iterator[Fault]:
     """Tasks that arrive by themselves cannot be started in rounds."""
     w = c.scenario.workload

@@ -108,3 +108,20 @@ def phases_fit_together(c: Context) -> Iterator[Fault]:
     if left * c.gpu.hbm_bytes * c.engine_gpus >= floor:
         near += f", or rollout.engine.mem_fraction_static: {left:g}"
     yield Fault("placement.switch.offload", what, near)
+
+
+def offload_fits_host(c: Context) -> Iterator[Fault]:
+    """What a phase leaves behind on its GPUs fits the node's host memory."""
+    p = c.scenario.placement
+    state, memory = c.trainer_state_bytes(), c.engine_memory(c.engine_gpus)
+    if not isinstance(p, (Colocated, Hybrid)) or not p.switch.offload or state is None or memory is None:
+        return
+    cluster = c.scenario.cluster
+    per_gpu = max(state, memory.weight_bytes / c.engine_gpus)
+    need = per_gpu * min(cluster.gpus_per_node, c.trainer_gpus)
+    if need > cluster.host_memory_gb_per_node * GB:
+        what = (
+            f"offloading moves up to {per_gpu / GB:.1f} GB of each GPU, {need / GB:.0f} GB of a node, to host memory of "
+            f"{cluster.host_memory_gb_per_node:g} GB"
+        )
+        yield Fault("cluster.host_memory_gb_per_node", what, f"cluster.host_memory_gb_per_node: {need / GB:.0f}")
