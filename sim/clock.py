@@ -93,7 +93,8 @@ class Clock(simpy.Environment):
         event.callback(event.arg)
 
     def run_events(self, most: int, until: float = inf) -> None:
-        """Up to `most` events; fewer if nothing is scheduled any more up to `until` (s), or `stopped` is set meanwhile."""
+        """Up to `most` events; fewer if nothing is scheduled any more up to `until` (s), or `stopped` is set
+        meanwhile."""
         queue = self._heap
         done = 0
         while queue and done < most and not self.stopped:

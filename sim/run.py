@@ -65,10 +65,11 @@ def simulate(
     name: str = "",
     faults: Any = (),
 ) -> Simulated:
-    """Run `scenario` in virtual time; with `folder`, write `scenario.yaml`, `journal.jsonl.zst`, `metrics.parquet`, `summary.json`.
+    """Run `scenario` in virtual time; with `folder`, write `scenario.yaml`, `journal.jsonl.zst`, `metrics.parquet`,
+    `summary.json`.
 
-    A run that gets stuck or is interrupted is written down as far as it came (`problem` says why). Errors of the scenario and its
-    files are raised before anything is written.
+    A run that gets stuck or is interrupted is written down as far as it came (`problem` says why). Errors of the
+    scenario and its files are raised before anything is written.
     """
     started = time.process_time()
     digest = scenario_hash(scenario)

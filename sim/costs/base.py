@@ -1,8 +1,8 @@
 """The cost-model interface: how long an engine's steps take, in closed form.
 
-A batch's step time is affine in the total context between two changes of the batch, so k steps have a closed form. A model
-therefore answers three questions about a decode run, and one about prefill. All times in seconds, all lengths in tokens.
-It refuses to know requests, queues and clocks.
+A batch's step time is affine in the total context between two changes of the batch, so k steps have a closed form. A
+model therefore answers three questions about a decode run, and one about prefill. All times in seconds, all lengths
+in tokens. It refuses to know requests, queues and clocks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CostModel(Protocol):
         """Largest k with `run_time(batch, context, k) <= seconds` (0 if not even one step fits)."""
 
     def prefill_time(self, new_tokens: int, attention: float, requests: int) -> float:
-        """One prefill batch. `new_tokens`: computed tokens; `attention`: sum over requests of new x (cached + new / 2), the number of
-        query-key pairs; `requests`: how many."""
+        """One prefill batch. `new_tokens`: computed tokens; `attention`: sum over requests of new x (cached + new /
+        2), the number of query-key pairs; `requests`: how many."""
 
     @property
     def outside_share(self) -> dict[str, float]:

@@ -336,9 +336,15 @@ class Rollouts:
                 self._abandon(group, "over_sampled")
 
     def _abandon(self, group: Group, reason: str) -> None:
-        """Give up a group that is being generated; its members end as their turns come back."""
-        self._experience.abandon(group)
+        """Give up a group that is being generated; its members end as their turns come back.
+
+        Members that are trained singly stay if they are generated: they are worth as much without the others.
+        """
+        if self._together:
+            self._experience.abandon(group)
         for t in group.members:
+            if not self._together and t.state not in ("preparing", "queued", "generating", "acting"):
+                continue
             if t.state == "generating":
                 t.aborting = reason
                 self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, reason))

@@ -61,7 +61,8 @@ class Replayed(Struct, frozen=True):
 def replay(path: Path | str, scenario: Scenario | None = None) -> Replayed:
     """Feed the events of the journal at `path` to a new core and compare, up to the first difference.
 
-    `scenario`: None takes the one in the journal's header. Raises `JournalError` if the journal is sampled or unreadable.
+    `scenario`: None takes the one in the journal's header. Raises `JournalError` if the journal is sampled or
+    unreadable.
     """
     header, records = read_journal(path)
     require_complete(path, header)

@@ -1,7 +1,7 @@
 """The figures of one run: the typed result of the metric folds, and the only thing a report is made from.
 
-Seconds, tokens, GPU-seconds. Means and shares are over the measured steps (after warm-up) unless a field says otherwise.
-It refuses to know how the figures came about: the folds do, and reports only read this.
+Seconds, tokens, GPU-seconds. Means and shares are over the measured steps (after warm-up) unless a field says
+otherwise. It refuses to know how the figures came about: the folds do, and reports only read this.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ CAUSES: tuple[str, ...] = (
     "idle_buffer_full",
     "idle_no_work",
 )
-"""What a GPU does or waits for. `generate_tail`: an engine under a quarter of its slots. `signals`: forward passes for log-probs,
-reference, critic. `idle_longest`: this batch's last trajectories run elsewhere. `idle_trainer`: engines wait for the trainer.
-`idle_data`: the trainer waits for ready groups. `idle_buffer_full`: the buffer blocks the producer. `idle_no_work`: the data source
-is empty or tools hold every trajectory."""
+"""What a GPU does or waits for. `generate_tail`: an engine under a quarter of its slots. `signals`: forward passes
+for log-probs, reference, critic. `idle_longest`: this batch's last trajectories run elsewhere. `idle_trainer`:
+engines wait for the trainer.
+`idle_data`: the trainer waits for ready groups. `idle_buffer_full`: the buffer blocks the producer. `idle_no_work`:
+the data source is empty or tools hold every trajectory."""
 
 
 class Distribution(Struct):

@@ -1,4 +1,5 @@
-"""The learning algorithm as far as scheduling sees it: which signals a loss needs, and how many of what make a batch."""
+"""The learning algorithm as far as scheduling sees it: which signals a loss needs, and how many of what make a
+batch."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Algorithm(Section):
     num_steps_per_rollout: PositiveInt = 1
     """Optimizer updates made of one batch."""
     recompute_old_log_probs: bool = False
-    """Run a forward pass of the trainer over the batch before training (else generation log-probs are the denominator)."""
+    """Run a forward pass of the trainer over the batch before training (else generation log-probs are the
+    denominator)."""
     kl_coef: NonNegativeFloat = 0.0
     """> 0 adds a reference forward pass."""
 

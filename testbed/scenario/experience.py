@@ -21,7 +21,8 @@ class InsertWhenReady(Section):
     async_data_buffer_capacity_factor: PositiveFloat = 2.0
     """Capacity = floor(factor x rollout_batch_size) groups."""
     put_when_full: Literal["block", "drop_oldest"] = "block"
-    """`block`: generated groups wait outside and hold their admission. `drop_oldest`: the oldest stored group makes room."""
+    """`block`: generated groups wait outside and hold their admission. `drop_oldest`: the oldest stored group makes
+    room."""
 
 
 class StoreThenReady(Section):
@@ -72,17 +73,19 @@ class Selection(Section):
 
 
 class Staleness(Section):
-    """What is too old, when that is decided, and then what. Readings are reported at completion and at dequeue in any case."""
+    """What is too old, when that is decided, and then what. Readings are reported at completion and at dequeue in any
+    case."""
 
     measure: Measure = "oldest_token"
     bound: Annotated[int, Field(ge=0)] | None = None
     """null: nothing is too old (`max_weight_staleness` unset)."""
     action: Literal["drop", "retry", "wait", "mask", "correct", "none"] = "drop"
-    """`drop` the group; `retry` its task; `wait`: hold the next publication until it is used; `mask` tokens of versions beyond the
-    bound; `correct`: train it with a correction and count it; `none`: train it and count it."""
+    """`drop` the group; `retry` its task; `wait`: hold the next publication until it is used; `mask` tokens of
+    versions beyond the bound; `correct`: train it with a correction and count it; `none`: train it and count it."""
     event: Literal["dequeue", "completion", "publication"] = "dequeue"
-    """`dequeue`: when a batch is cut. `completion`: when a group is ready, and not again. `publication`: at dequeue, and groups in
-    flight are cancelled before engines pause for a version that makes them too old (`drop` and `retry` only)."""
+    """`dequeue`: when a batch is cut. `completion`: when a group is ready, and not again. `publication`: at dequeue,
+    and groups in flight are cancelled before engines pause for a version that makes them too old (`drop` and `retry`
+    only)."""
     max_dropped_share: Fraction = 1.0
     """Refuse to go on when more than this share of generated groups is dropped (1: never)."""
 

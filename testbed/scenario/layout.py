@@ -1,4 +1,5 @@
-"""Pools and engines that follow from a placement: which GPUs belong together, who may use them, in which phase a pool starts.
+"""Pools and engines that follow from a placement: which GPUs belong together, who may use them, in which phase a pool
+starts.
 
 Pure arithmetic over a scenario; both backends and the core derive the same layout from it.
 """
@@ -58,7 +59,8 @@ def layout_of(scenario: Scenario) -> Layout:
         index = len(pools)
         mine = tuple(range(len(engines), len(engines) + (gpus // per if serves else 0)))
         engines.extend(
-            EngineSpec(index=e, pool=index, gpus=per, node=(first_gpu + i * per) // per_node) for i, e in enumerate(mine)
+            EngineSpec(index=e, pool=index, gpus=per, node=(first_gpu + i * per) // per_node)
+            for i, e in enumerate(mine)
         )
         phase = "generate" if serves else "train"
         pools.append(PoolSpec(index, name, gpus, serves and trains, phase, mine, trains))

@@ -1,4 +1,5 @@
-"""Which GPUs do what: colocated (time-shared), disaggregated, or hybrid (some GPUs change role), and who hosts the other roles.
+"""Which GPUs do what: colocated (time-shared), disaggregated, or hybrid (some GPUs change role), and who hosts the
+other roles.
 
 A role is not a process and not a GPU count: `roles` maps each extra role onto a pool.
 """

@@ -1,4 +1,5 @@
-"""The generation side: engine options under SGLang's names, and the policies of admission, concurrency, routing and programs."""
+"""The generation side: engine options under SGLang's names, and the policies of admission, concurrency, routing and
+programs."""
 
 from __future__ import annotations
 
@@ -40,13 +41,15 @@ class EngineOptions(Section):
 
 
 class SyncBarrier(Section):
-    """The next batch starts when the previous one is trained and its weights serve everywhere. N_submitted <= (v + 1) B."""
+    """The next batch starts when the previous one is trained and its weights serve everywhere. N_submitted <= (v + 1)
+    B."""
 
     type: Literal["sync"] = "sync"
 
 
 class OneStepAhead(Section):
-    """The next batch starts when the previous one is fully generated and handed to the trainer. N_submitted <= (dequeued + 1) B."""
+    """The next batch starts when the previous one is fully generated and handed to the trainer. N_submitted <=
+    (dequeued + 1) B."""
 
     type: Literal["one_step_ahead"] = "one_step_ahead"
 
@@ -72,8 +75,8 @@ class FullyAsync(Section):
 class OverSampling(Section):
     """Synchronous rounds that start more groups than needed and stop early (RollPacker's short and long rounds).
 
-    A short round starts `over_sampling_ratio` x B groups and stops when B are generated; unfinished tasks are collected, and
-    when B of them are there a long round runs them to the end.
+    A short round starts `over_sampling_ratio` x B groups and stops when B are generated; unfinished tasks are
+    collected, and when B of them are there a long round runs them to the end.
     """
 
     type: Literal["over_sampling"] = "over_sampling"
@@ -166,8 +169,8 @@ class SessionAffinity(Section):
 
 
 class CacheAware(Section):
-    """SGLang's rule: imbalanced (max - min > abs and max > rel x min) -> shortest queue; else longest match above the threshold;
-    else least loaded."""
+    """SGLang's rule: imbalanced (max - min > abs and max > rel x min) -> shortest queue; else longest match above the
+    threshold; else least loaded."""
 
     type: Literal["cache_aware"] = "cache_aware"
     cache_threshold: Fraction = 0.3
@@ -188,14 +191,7 @@ class CostBased(Section):
 
 
 Routing = Annotated[
-    RandomRouting
-    | RoundRobin
-    | PowerOfTwo
-    | LeastLoad
-    | ConsistentHashing
-    | SessionAffinity
-    | CacheAware
-    | CostBased,
+    RandomRouting | RoundRobin | PowerOfTwo | LeastLoad | ConsistentHashing | SessionAffinity | CacheAware | CostBased,
     Field(discriminator="type"),
 ]
 

@@ -11,8 +11,8 @@ from testbed.scenario.cluster import GpuName
 
 
 class MeasuredCosts(Section):
-    """Tables of SGLang step latencies, bundled for H100 and H200 (others with the `tables` extra); interpolated, and marked outside
-    their range."""
+    """Tables of SGLang step latencies, bundled for H100 and H200 (others with the `tables` extra); interpolated, and
+    marked outside their range."""
 
     type: Literal["measured"] = "measured"
 
@@ -28,7 +28,8 @@ class AnalyticCosts(Section):
 
 
 class LinearCosts(Section):
-    """Decode step = base + per_sequence n + per_context_token S; prefill = prefill_base + prefill_per_token x new tokens.
+    """Decode step = base + per_sequence n + per_context_token S; prefill = prefill_base + prefill_per_token x new
+    tokens.
 
     For queueing checks, and for engines whose coefficients are known.
     """

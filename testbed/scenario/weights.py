@@ -17,7 +17,8 @@ class TransitionRule(Section):
     """Declared before an update, frozen for that transition: what happens to requests in flight and to their KV."""
 
     pause_generation_mode: RequestRule
-    """`finish` them on the old version; `retract`: back to the queue, KV recomputed; `in_place`: go on with the KV they have;
+    """`finish` them on the old version; `retract`: back to the queue, KV recomputed; `in_place`: go on with the KV
+    they have;
     `abort`: thrown away and generated again."""
     kv: KvRule
     """KV of the old version: `flush` it, `salt_by_version` so that no new request matches it, or `keep` serving it."""
@@ -45,7 +46,8 @@ class Barrier(Section):
 
 
 class Waves(Section):
-    """Participants are updated `size` at a time; each wave has its own barrier, the others go on serving the old version."""
+    """Participants are updated `size` at a time; each wave has its own barrier, the others go on serving the old
+    version."""
 
     type: Literal["waves"] = "waves"
     size: PositiveInt

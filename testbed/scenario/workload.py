@@ -1,4 +1,5 @@
-"""What is asked of the policy: prompts, reply lengths, turns, tool times and rewards, and where each of them comes from.
+"""What is asked of the policy: prompts, reply lengths, turns, tool times and rewards, and where each of them comes
+from.
 
 The generators live in the backends; this module only says what may be written in a scenario.
 """
@@ -30,8 +31,9 @@ class UniformLength(Section):
 class LognormalLength(Section):
     """Lognormal, cut at a cap. `mean` is the mean *after* the cut; `sigma` is of the logarithm.
 
-    `group_correlation` is the share of the log-variance that a task's replies have in common (0: independent, 1: equal).
-    Give `sigma`, or `capped_share` from which sigma is solved (mean and capped share are what publications state).
+    `group_correlation` is the share of the log-variance that a task's replies have in common (0: independent, 1:
+    equal). Give `sigma`, or `capped_share` from which sigma is solved (mean and capped share are what publications
+    state).
     """
 
     type: Literal["lognormal"] = "lognormal"
@@ -61,7 +63,8 @@ class TraceLength(Section):
 
     type: Literal["trace"] = "trace"
     trace: str
-    """`azure_conv`, `azure_code`, `mooncake_conversation`, `mooncake_synthetic`, or a path relative to the scenario file."""
+    """`azure_conv`, `azure_code`, `mooncake_conversation`, `mooncake_synthetic`, or a path relative to the scenario
+    file."""
 
 
 ReplyLength = Annotated[FixedLength | UniformLength | LognormalLength | GeometricLength, Field(discriminator="type")]
@@ -92,8 +95,8 @@ Duration = Annotated[FixedTime | ExponentialTime | LognormalTime, Field(discrimi
 class Rewards(Section):
     """Verification: how long it takes on how many servers, and how often it says 1.
 
-    `success_rate` is drawn per task from a Beta distribution with this mean and `concentration` (small: tasks are all easy or
-    all hard, so groups without variance are common).
+    `success_rate` is drawn per task from a Beta distribution with this mean and `concentration` (small: tasks are all
+    easy or all hard, so groups without variance are common).
     """
 
     latency: Duration = FixedTime(seconds=0.5)
@@ -134,7 +137,8 @@ class LengthsWorkload(Section):
     num_tasks: PositiveInt | None = None
     """Size of the data set; null: never ends."""
     arrivals: Literal["closed", "poisson"] = "closed"
-    """`closed`: the core draws tasks when admission allows. `poisson`: tasks arrive by themselves at `arrival_rate_per_s`."""
+    """`closed`: the core draws tasks when admission allows. `poisson`: tasks arrive by themselves at
+    `arrival_rate_per_s`."""
     arrival_rate_per_s: PositiveFloat | None = None
     rewards: Rewards = Rewards()
     tools: Tools = Tools()

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from testbed.core import actions as do
 from tests.support.scenarios import scenario
 from tests.support.scripted import Scripted
-
-from testbed.core import actions as do
 
 SLOW_GROUP = 2
 """The third group takes three times as long as any other, so it is the one that ages."""
@@ -41,7 +40,9 @@ def test_as_06_decided_at_completion_nothing_is_dropped_later() -> None:
     """A group that was fresh when ready is trained although a version came while it waited."""
     late = run("completion")
     used = [x for _, a in late.of(do.Train) for x in a.experiences]
-    assert all(x.completion_deployed - x.oldest_version <= 0 for x in used), "too old at completion never reaches a batch"
+    assert all(x.completion_deployed - x.oldest_version <= 0 for x in used), (
+        "too old at completion never reaches a batch"
+    )
     assert SLOW_GROUP in {a.group for _, a in retired(late, "dropped", "stale")}
 
 

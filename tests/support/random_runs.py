@@ -49,13 +49,12 @@ def random_scenario(r: random.Random) -> Scenario:
     shared = changes.get("placement", {}).get("mode") == "colocated"
     admission = r.choice([a for a in ADMISSIONS if not shared or a["type"] in ("sync", "over_sampling")])
     advantage = r.choice(("group", "group", "critic", "distillation", "group_with_distillation"))
-    if admission["type"] == "over_sampling" and not advantage.startswith("group"):
-        advantage = "group"
     order = r.choice(("fifo", "freshest_first", "oldest_first", "windowed_fifo"))
     bound = r.choice((None, None, 0, 1, 2))
     action = "drop" if bound is None else r.choice(("drop", "retry", "wait", "mask", "correct", "none"))
     if action == "wait":
         bound, order = max(bound, 1), "oldest_first" if order == "freshest_first" else order
+    event = r.choice(("dequeue", "dequeue", "completion", "publication"))
     uses = 1 if bound == 0 and action in ("drop", "retry") else r.choice((1, 1, 2))
     roles = {"teacher": r.choice(("external", "trainer")), "critic": r.choice(("external", "trainer"))}
     changes["placement"] = changes.get("placement", BASE["placement"]) | {"roles": roles}
@@ -75,7 +74,7 @@ def random_scenario(r: random.Random) -> Scenario:
         },
         experience={
             "buffer": r.choice(BUFFERS),
-            "staleness": {"bound": bound, "action": action},
+            "staleness": {"bound": bound, "action": action, "event": event},
             "selection": {
                 "order": {"type": order},
                 "use_count": uses,

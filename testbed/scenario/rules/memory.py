@@ -121,7 +121,7 @@ def offload_fits_host(c: Context) -> Iterator[Fault]:
     need = per_gpu * min(cluster.gpus_per_node, c.trainer_gpus)
     if need > cluster.host_memory_gb_per_node * GB:
         what = (
-            f"offloading moves up to {per_gpu / GB:.1f} GB of each GPU, {need / GB:.0f} GB of a node, to host memory of "
-            f"{cluster.host_memory_gb_per_node:g} GB"
+            f"offloading moves up to {per_gpu / GB:.1f} GB of each GPU, {need / GB:.0f} GB of a node, to host "
+            f"memory of {cluster.host_memory_gb_per_node:g} GB"
         )
         yield Fault("cluster.host_memory_gb_per_node", what, f"cluster.host_memory_gb_per_node: {need / GB:.0f}")
