@@ -34,6 +34,8 @@ class ExperienceStore:
         self._tasks: dict[int, Task] = {}
         self._task_of: dict[int, int] = {}
         self._retired: dict[int, int] = {}
+        self._kept: set[int] = set()
+        """Groups whose task may be drawn again: a member was not trained."""
         self._users: dict[int, int] = {}
         self._conversations: dict[int, Conversation] = {}
         self._contents = count()
@@ -80,17 +82,22 @@ class ExperienceStore:
             c.prompt_tokens += tokens
 
     def retire(self, trajectories: tuple[int, ...], group: int, *, keep_task: bool) -> None:
-        """Forget trajectories; with the last of a group its task, unless a retry may come (`keep_task`)."""
+        """Forget trajectories; with the last of a group its task, unless a retry may come (`keep_task`, of any
+        member)."""
         for t in trajectories:
             self._conversations.pop(t, None)
         index = self._task_of.get(group)
         if index is None:
             return
+        if keep_task:
+            self._kept.add(group)
         gone = self._retired.get(group, 0) + len(trajectories)
         if gone < len(self._tasks[index].plans):
             self._retired[group] = gone
             return
         self._retired.pop(group, None)
+        keep_task = group in self._kept
+        self._kept.discard(group)
         del self._task_of[group]
         users = self._users[index] - 1
         if users:

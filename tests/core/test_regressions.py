@@ -378,3 +378,34 @@ def test_staleness_is_never_negative_while_a_wave_is_ahead() -> None:
     watched(config, run.records)
     ahead = [x for _, a in run.of(do.Train) for x in a.experiences if x.oldest_version == x.dequeue_deployed > 0]
     assert ahead
+
+
+@pytest.mark.parametrize("advantage", ["critic", "distillation"])
+def test_giving_up_a_group_keeps_its_members_that_are_trained_singly(advantage: str) -> None:
+    """Ratio 1.5: the third group is given up when two are generated; its first member is ready by then and trained."""
+    config = scenario(
+        algorithm={"n_samples_per_prompt": 2, "rollout_batch_size": 2, "advantage": advantage},
+        rollout__admission={"type": "over_sampling", "over_sampling_ratio": 1.5},
+        run__num_rollout=2,
+    )
+    run = Scripted(config, turn=lambda a: {4: 5.0, 5: 60.0}.get(a.trajectory, 10.0 + a.trajectory)).run()
+    watched(config, run.records)
+    ends = {t: (a.outcome, a.reason) for _, a in run.of(do.Retire) for t in a.trajectories}
+    assert ends[4] == ("trained", "") and ends[5] == ("aborted", "over_sampled")
+
+
+def test_groups_in_flight_that_a_publication_makes_too_old_are_cancelled_before_it() -> None:
+    config = scenario(
+        algorithm=SINGLE,
+        rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 2, "submission_granularity": "group"},
+        experience__staleness={"bound": 1, "action": "drop", "event": "publication"},
+        run__num_rollout=4,
+    )
+    run = Scripted(config, turn=lambda a: 500.0 if a.group == 0 else 10.0).run()
+    watched(config, run.records)
+    cancelled = next(t for t, a in run.of(do.AbortTurn) if a.trajectory == 0)
+    second = next(t for t, a in run.of(do.PrepareWeights) if a.version == 2)
+    paused = next(t for t, a in run.of(do.PauseEngine) if a.version == 2)
+    assert second <= cancelled <= paused, "at v2 it would be two versions old"
+    end = next(a for _, a in run.of(do.Retire) if a.trajectories == (0,))
+    assert (end.outcome, end.reason) == ("aborted", "stale")

@@ -276,6 +276,15 @@ def test_nothing_is_left_behind_when_everything_was_trained(name: str) -> None:
     assert not backend.environments._environments, "none is held"
 
 
+def test_a_task_is_there_for_its_long_round_although_other_members_were_trained() -> None:
+    """Critic baseline: a stopped round keeps the finished members of a group and runs the task of the others again."""
+    config = system("over_sampling", algorithm__advantage="critic", run__num_rollout=8)
+    r = run(config)
+    again = [a for _, a in r.of(do.DrawTask) if a.task >= 0]
+    assert again and {a.why for a in again} == {"over_sampling:long"}
+    r.checked()
+
+
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 ON_FAILURE = ("keep_old_version", "remove_engine", "retry")
