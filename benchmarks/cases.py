@@ -115,7 +115,7 @@ def _measure(case: str, config: Scenario, folder: Path) -> dict[str, Any]:
         "clock_events": backend.clock.events,
         "core_events_per_turn": backend.core.events / finished,
         "clock_events_per_turn": backend.clock.events / finished,
-        "engine_wake_ups_per_turn": backend.wake_ups / finished,
+        "engine_wake_ups_per_turn": backend.fleet.wake_ups / finished,
         "peak_rss_mb": peak_rss_mb(),
         "simulated_s": backend.clock.now,
         "step_time_s": metrics.summary(finish_reason=reason).step_time_mean_s,

@@ -118,6 +118,11 @@ class EngineModel(Scheduler):
         self._open = False
         """Whether an arrival would be looked at during the planned run."""
 
+    @property
+    def forms_next(self) -> bool:
+        """Whether the next wake-up starts an iteration (and does not end one or carry news)."""
+        return self._form and self._k <= 0 and not self.due
+
     # --- what is asked of it ------------------------------------------------------------------------------------------
 
     def submit(self, now: float, request: Request) -> None:

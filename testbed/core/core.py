@@ -101,6 +101,7 @@ class Core:
         self.publications.pump()
         self.pool.pump()
         self.rollouts.pump()
+        self.pool.note()
         self._maybe_finish()
 
     def _run_started(self, event: said.RunStarted) -> None:
@@ -111,6 +112,7 @@ class Core:
         self.rollouts.task_arrived(event)
         if self.rollouts.queue and self.pool.phase == "train":
             self.pool.pump()  # a shared pool may come back for turns that no engine takes
+            self.pool.note()
 
     def _turn_finished(self, event: said.TurnFinished) -> None:
         engine = self.rollouts.turn_finished(event)
@@ -128,6 +130,7 @@ class Core:
         phase = self.pool.phase
         if phase == "draining" or (phase == "generate" and not self.rollouts.in_flight):
             self.pool.pump()
+            self.pool.note()
             self._maybe_finish()
 
     def _tool_finished(self, event: said.ToolFinished) -> None:
@@ -150,6 +153,7 @@ class Core:
         self.publications.pump()
         self.pool.pump()
         self.rollouts.pump()
+        self.pool.note()
         if self.rollouts.exhausted or self.experience.drops_too_much:
             self._maybe_finish()
 

@@ -59,7 +59,6 @@ class TrainingPool:
             self._next_job()
         if self.phase == "train" and not self.job:
             self._maybe_return()
-        self._note()
 
     def _next_job(self) -> None:
         experience = self._experience
@@ -181,7 +180,8 @@ class TrainingPool:
 
     # --- why it waits -------------------------------------------------------------------------------------------------
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Say why the trainer waits, if the reason changed."""
         if self.job:
             state = "busy"
         elif self._publications.holds_trainer:

@@ -271,9 +271,9 @@ def test_nothing_is_left_behind_when_everything_was_trained(name: str) -> None:
     assert not backend.core.context.trajectories and not backend.core.context.groups
     left = [t for t in backend.store._conversations if t not in {x for _, a in r.of(do.Retire) for x in a.trajectories}]
     assert not left
-    assert backend.tools.busy == backend.verifiers.busy == 0
+    assert backend.services.tools.busy == backend.services.verifiers.busy == 0
     assert len(r.of(do.PrepareEnvironment)) == len(r.of(do.ReleaseEnvironment)) > 0
-    assert not backend.environments._environments, "none is held"
+    assert not backend.services.environments._environments, "none is held"
 
 
 def test_a_task_is_there_for_its_long_round_although_other_members_were_trained() -> None:

@@ -156,4 +156,4 @@ def test_skip_and_iterate_agree_on_a_colocated_system_with_measured_costs() -> N
     )
     skip, iterate = in_both_modes(config)
     assert_same(skip, iterate)
-    assert skip.backend.wake_ups * 5 < iterate.backend.wake_ups, "that is what skipping is for"
+    assert skip.backend.fleet.wake_ups * 5 < iterate.backend.fleet.wake_ups, "that is what skipping is for"

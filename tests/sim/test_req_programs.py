@@ -70,7 +70,7 @@ def test_ap_03_everything_is_reclaimed_at_the_end_however_it_ends(admission: dic
     assert sorted(made) == sorted(a.trajectory for _, a in r.of(do.ReleaseEnvironment))
     outcomes = {a.outcome for _, a in r.of(do.Retire)}
     assert ("aborted" in outcomes) == (admission["type"] == "over_sampling")
-    assert not r.backend.environments._environments
+    assert not r.backend.services.environments._environments
     assert all(slot.model.running == 0 for slot in r.backend.engines) or admission["type"] == "over_sampling"
 
 

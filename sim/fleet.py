@@ -1,0 +1,235 @@
+"""The engines of a simulated run: one model each with one pending wake-up; requests in, notices out as events.
+
+It refuses to know what a weight update is and where tasks come from. Request ids are trajectory and turn in one number.
+"""
+
+from __future__ import annotations
+
+from math import inf, nextafter
+from typing import Any
+
+from sim.clock import ENGINE, REPORT, Clock
+from sim.costs.base import CostModel
+from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
+from sim.experience_store import ExperienceStore
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.scenario import Scenario
+from testbed.scenario.layout import Layout
+
+FORM = ENGINE + 5
+"""An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they
+free."""
+
+_TURNS = 1 << 20
+"""Request id = trajectory x this + turn."""
+
+
+class EngineSlot:
+    """One engine model with its pending wake-up."""
+
+    __slots__ = ("index", "model", "namespace", "released", "scheduled")
+
+    def __init__(self, index: int, model: EngineModel) -> None:
+        self.index = index
+        self.model = model
+        self.scheduled = inf
+        self.namespace = 0
+        self.released = False
+        """Its GPUs train."""
+
+
+class Fleet:
+    """All engines. `tell` hands an event to the core."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        layout: Layout,
+        kv_tokens: int,
+        costs: CostModel,
+        clock: Clock,
+        store: ExperienceStore,
+        tell: Any,
+    ) -> None:
+        self.clock = clock
+        self.store = store
+        self.tell = tell
+        self.costs = costs
+        self._scenario = scenario
+        self._options = self._engine_options(kv_tokens)
+        self.slots = [EngineSlot(e.index, self._new_model()) for e in layout.engines]
+        self._salt = scenario.weights.transition.kv == "salt_by_version"
+        self._max_new = scenario.workload.max_response_length
+        self._ignore_eos = scenario.rollout.ignore_eos
+        self._overlap = not scenario.rollout.engine.disable_overlap_schedule
+        self._forming = False
+        self.wake_ups = 0
+        """Engine wake-ups that did something."""
+        self.finished_turns = 0
+
+    def _new_model(self) -> EngineModel:
+        return EngineModel(self._options, self.costs, self._scenario.simulation.mode)
+
+    def _engine_options(self, kv_tokens: int) -> EngineModelOptions:
+        e = self._scenario.rollout.engine
+        return EngineModelOptions(
+            max_total_num_tokens=kv_tokens,
+            max_running_requests=e.max_running_requests,
+            chunked_prefill_size=e.chunked_prefill_size,
+            max_prefill_tokens=e.max_prefill_tokens,
+            page_size=e.page_size,
+            schedule_policy=e.schedule_policy,
+            schedule_conservativeness=e.schedule_conservativeness,
+            context_length=e.context_length or 2**31,
+            disable_overlap_schedule=e.disable_overlap_schedule,
+            disable_radix_cache=e.disable_radix_cache,
+        )
+
+    def schedule(self, slot: EngineSlot) -> None:
+        model = slot.model
+        wake = model.wake_at
+        if wake != slot.scheduled:
+            slot.scheduled = wake
+            if wake != inf:
+                now = self.clock._now
+                phase = FORM if model.forms_next else ENGINE
+                self.clock.at(wake if wake > now else now, phase, self._wake, (slot, wake, phase))
+
+    def _wake(self, arg: tuple[EngineSlot, float, int]) -> None:
+        slot, wake, phase = arg
+        if slot.scheduled != wake:
+            return
+        if phase == ENGINE and slot.model.forms_next:
+            self.clock.at(self.clock._now, FORM, self._wake, (slot, wake, FORM))
+            return
+        slot.scheduled = inf
+        self.wake_ups += 1
+        self._forming = phase == FORM
+        for notice in slot.model.advance(self.clock._now):
+            self.notice(slot, notice)
+        self._forming = False
+        self.schedule(slot)
+
+    def message_t(self) -> float:
+        """When a message that is sent now reaches an engine. What follows from the start of an iteration comes after
+        all iterations that start at this instant, whichever of them were formed already."""
+        now = self.clock._now
+        return nextafter(now, inf) if self._forming else now
+
+    def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
+        now = self.clock._now
+        kind = type(n)
+        if kind is Finished:
+            self.finished_turns += 1
+            trajectory, turn = divmod(n.rid, _TURNS)
+            c = self.store.conversation(trajectory)
+            plan = c.plan
+            prompt = c.prompt_tokens
+            # under overlap a stop token is seen one step late, and that step has computed its KV
+            seen_late = self._overlap and n.finish_reason == "stop"
+            self.store.answered(c, n.output_tokens, n.output_tokens - (not seen_late))
+            continues = turn + 1 < len(plan.output_tokens)
+            reason = "tool_calls" if continues else n.finish_reason
+            self.tell(
+                said.TurnFinished(
+                    now,
+                    trajectory,
+                    turn,
+                    slot.index,
+                    prompt,
+                    n.output_tokens,
+                    n.spans,
+                    n.cached_tokens,
+                    n.first_token_t,
+                    n.started_t,
+                    reason,
+                    continues,
+                    n.recomputed_tokens,
+                    n.kv_version,
+                    n.retractions,
+                )
+            )
+        elif kind is Aborted:
+            trajectory, turn = divmod(n.rid, _TURNS)
+            self.tell(said.TurnFailed(now, trajectory, turn, slot.index, "aborted", n.output_tokens))
+        else:
+            self.tell(said.EnginePaused(now, slot.index))
+
+    def start_turn(self, a: do.StartTurn) -> None:
+        slot = self.slots[a.engine]
+        c = self.store.open(a.trajectory, a.group, a.task, a.member)
+        self.store.begin_turn(c)
+        plan, turn = c.plan, a.turn
+        slot.model.submit(
+            self.message_t(),
+            Request(
+                rid=a.trajectory * _TURNS + turn,
+                content=c.content,
+                prompt_tokens=c.prompt_tokens,
+                output_tokens=plan.output_tokens[turn],
+                max_new_tokens=self._max_new if plan.stops[turn] else plan.output_tokens[turn],
+                stops=plan.stops[turn],
+                ignore_eos=self._ignore_eos,
+                output_content=c.output_content,
+                namespace=slot.namespace,
+                known_tokens=c.known_tokens,
+            ),
+        )
+        self.schedule(slot)
+
+    def abort_turn(self, a: do.AbortTurn) -> None:
+        slot = self.slots[a.engine]
+        slot.model.abort(self.message_t(), a.trajectory * _TURNS + a.turn)
+        self.schedule(slot)
+
+    def report(self, slot: EngineSlot) -> None:
+        m = slot.model
+        m.sync(self.clock._now)
+        self.schedule(slot)
+        self.tell(
+            said.LoadReported(
+                self.clock._now,
+                slot.index,
+                m.running,
+                m.waiting,
+                m.kv_used,
+                m.kv_total,
+                m.retractions,
+                m.prefill_s,
+                m.recompute_s,
+                m.decode_s,
+            )
+        )
+
+    def report_each(self) -> None:
+        """Every engine reports its load."""
+        for slot in self.slots:
+            self.report(slot)
+
+    def report_all(self, interval: float) -> None:
+        """As `report_each`, and again every `interval` seconds."""
+        self.report_each()
+        self.clock.at(self.clock._now + interval, REPORT, self.report_all, interval)
+
+    # --- losses and versions ------------------------------------------------------------------------------------------
+
+    def lost(self, index: int) -> None:
+        """The server is gone; a fresh one stands in until it joins again."""
+        slot = self.slots[index]
+        slot.model = self._new_model()
+        slot.scheduled = inf
+        if slot.released:
+            slot.model.release_memory(self.clock._now)
+
+    def serve(self, slot: EngineSlot, version: int) -> None:
+        """From now on the engine serves `version`; new requests see KV by the transition rule."""
+        slot.model.set_version(self.clock._now, version)
+        if self._salt:
+            slot.namespace = version
+
+    def take_in(self, slot: EngineSlot) -> None:
+        """Let an idle engine handle messages that came too late (an abort of a request that ended by itself)."""
+        for notice in slot.model.advance(self.clock._now):
+            self.notice(slot, notice)
+        self.schedule(slot)

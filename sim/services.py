@@ -1,0 +1,162 @@
+"""What the simulated backend has besides engines and weights: data source, tools, environments, verifiers, trainer.
+
+Each action becomes a job at a queue or a formula, each result an event. It refuses to know engines and versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from sim.clock import ARRIVE, COMPLETE, Clock
+from sim.experience_store import ExperienceStore
+from sim.tools import Environments, Station
+from sim.trainer import TrainerModel
+from sim.workloads import Task, Workload
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.scenario import Scenario
+
+
+class Services:
+    """`tell` hands an event to the core; `before_step` is called before the last update of a batch is reported."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Clock,
+        store: ExperienceStore,
+        workload: Workload,
+        trainer: TrainerModel,
+        tell: Callable[[said.Event], None],
+        before_step: Callable[[], None],
+    ) -> None:
+        self.clock = clock
+        self.store = store
+        self.workload = workload
+        self.trainer = trainer
+        self.tell = tell
+        self._before_step = before_step
+        rewards, tools, roles = scenario.workload.rewards, scenario.workload.tools, scenario.placement.roles
+        self.verifiers = Station(clock, rewards.servers)
+        self.tools = Station(clock, tools.slots)
+        self.external = Station(clock, roles.external_slots)
+        self._external_s = roles.external_seconds_per_trajectory
+        self.environments = Environments(clock, tools.environments)
+        self._keep_tasks = scenario.experience.staleness.action == "retry" or (
+            scenario.rollout.admission.type == "over_sampling"
+        )
+        self._arrivals: Iterator[tuple[float, Task]] | None = None
+        self.completed = 0
+        """Tool calls, signal jobs and optimizer updates that are done."""
+
+    def start(self) -> None:
+        """Tasks that arrive by themselves begin to."""
+        self._arrivals = self.workload.arrivals()
+        self._next_arrival()
+
+    def draw_task(self, a: do.DrawTask) -> None:
+        task = self.workload.draw() if a.task < 0 else self.workload.again(a.task)
+        now = self.clock._now
+        if task is None:
+            self.tell(said.TasksExhausted(now, a.group))
+        else:
+            self._deliver(a.group, task)
+
+    def _deliver(self, group: int, task: Task) -> None:
+        self.store.add_task(task)
+        if group >= 0:
+            self.store.bind(group, task.index)
+        self.tell(
+            said.TaskArrived(
+                self.clock._now,
+                group,
+                task.index,
+                task.prompt_tokens,
+                task.blocks,
+                task.block_tokens,
+                task.environment,
+                len(task.plans),
+            )
+        )
+
+    def _next_arrival(self) -> None:
+        if self._arrivals is None:
+            return
+        following = next(self._arrivals, None)
+        if following is None:
+            self.tell(said.TasksExhausted(self.clock._now))
+        else:
+            self.clock.at(following[0], ARRIVE, self._arrive, following[1])
+
+    def _arrive(self, task: Task) -> None:
+        self._deliver(-1, task)
+        self._next_arrival()
+
+    def prepare_environment(self, a: do.PrepareEnvironment) -> None:
+        c = self.store.open(a.trajectory, a.group, a.task, a.member)
+        self.environments.prepare(a.trajectory, c.plan.prepare_s, self._environment_ready, a.trajectory)
+
+    def _environment_ready(self, trajectory: int) -> None:
+        self.tell(said.EnvironmentReady(self.clock._now, trajectory))
+
+    def release_environment(self, a: do.ReleaseEnvironment) -> None:
+        self.environments.release(a.trajectory, self.store.conversation(a.trajectory).plan.release_s)
+
+    def run_tool(self, a: do.RunTool) -> None:
+        seconds = self.store.conversation(a.trajectory).plan.tool_s[a.turn]
+        self.tools.submit(seconds, self._tool_done, (a.trajectory, a.turn))
+
+    def _tool_done(self, arg: tuple[int, int]) -> None:
+        trajectory, turn = arg
+        self.completed += 1
+        c = self.store.find(trajectory)
+        if c is None:
+            return
+        tokens = c.plan.observation_tokens[turn]
+        self.store.observed(c, tokens)
+        self.tell(said.ToolFinished(self.clock._now, trajectory, tokens))
+
+    # --- signals and training -----------------------------------------------------------------------------------------
+
+    def compute_signals(self, a: do.ComputeSignals) -> None:
+        if a.pool >= 0:
+            lengths = [self.store.conversation(t).prompt_tokens for t in a.trajectories]
+            end = self.clock._now + self.trainer.forward_seconds(lengths)
+            self.clock.at(end, COMPLETE, self._signals_done, a)
+        elif a.signal == "reward":
+            for t in a.trajectories:
+                plan = self.store.conversation(t).plan
+                if plan.reward_s <= 0 and not self.verifiers.slots:
+                    self.tell(said.SignalReady(self.clock._now, "reward", (t,), (plan.reward,)))
+                else:
+                    self.verifiers.submit(plan.reward_s, self._reward_done, (t, plan.reward))
+        else:
+            for t in a.trajectories:
+                self.external.submit(self._external_s, self._external_done, (a.signal, t))
+
+    def _signals_done(self, a: do.ComputeSignals) -> None:
+        self.completed += 1
+        self.tell(said.SignalReady(self.clock._now, a.signal, a.trajectories))
+
+    def _reward_done(self, arg: tuple[int, float]) -> None:
+        self.tell(said.SignalReady(self.clock._now, "reward", (arg[0],), (arg[1],)))
+
+    def _external_done(self, arg: tuple[str, int]) -> None:
+        self.tell(said.SignalReady(self.clock._now, arg[0], (arg[1],)))
+
+    def train(self, a: do.Train) -> None:
+        lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in a.experiences]
+        end = self.clock._now
+        for update, seconds in enumerate(self.trainer.update_seconds(lengths, a.updates)):
+            end += seconds
+            self.clock.at(end, COMPLETE, self._step_finished, (a.batch, update, update + 1 == a.updates))
+
+    def _step_finished(self, arg: tuple[int, int, bool]) -> None:
+        batch, update, last = arg
+        self.completed += 1
+        if last:
+            self._before_step()
+        self.tell(said.TrainStepFinished(self.clock._now, batch, update))
+
+    def retire(self, a: do.Retire) -> None:
+        self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")
