@@ -20,6 +20,12 @@ from testbed.metrics.summary import RunSummary
 from testbed.scenario import Scenario
 from testbed.scenario.load import dump_scenario, scenario_hash
 
+BROKEN_OFF = {
+    "too_many_dropped": "more than `experience.staleness.max_dropped_share` of what was generated is too old",
+    "no_engine_left": "no engine is left",
+}
+"""Reasons of the core to end a run before its last batch, in words."""
+
 
 class Simulated(Struct):
     """What a run leaves behind."""
@@ -104,6 +110,7 @@ def simulate(
         if writer is not None:
             writer.close()
     reason = backend.finish_reason or ("interrupted" if problem == "interrupted" else "stuck")
+    problem = problem or BROKEN_OFF.get(reason, "")
     summary = metrics.summary(
         name=name or scenario.name,
         backend="simulated",

@@ -162,6 +162,8 @@ class GpuTime:
         if a.subject == "admission":
             self._admission = a.state
             self._recheck_cause(t)
+        elif a.state == "removed":
+            self._lose(t, int(a.subject.removeprefix("engine:")))
 
     # --- trainer ------------------------------------------------------------------------------------------------------
 
@@ -229,13 +231,18 @@ class GpuTime:
         self._leave_publication(e.engine, t)
 
     def _engine_lost(self, t: float, e: EngineLost) -> None:
+        self._lose(t, e.engine)
+
+    def _lose(self, t: float, index: int) -> None:
         """Its turns are lost with it, whether or not they are reported one by one."""
-        engine = self._engines[e.engine]
+        engine = self._engines[index]
+        if engine.lost:
+            return
         engine.lost = True
         engine.paused = False
         self._in_flight -= engine.in_flight
         engine.in_flight = 0
-        self._leave_publication(e.engine, t)
+        self._leave_publication(index, t)
         self._recheck_cause(t)
 
     def _engine_joined(self, t: float, e: EngineJoined) -> None:

@@ -20,6 +20,7 @@ from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout, layout_of
 from tests.metrics.builders import experience, finished, nonzero, start
 from tests.support.scenarios import COLOCATED, scenario
+from tests.support.scripted import Scripted
 
 HYBRID: dict[str, Any] = {
     "placement": {
@@ -489,3 +490,16 @@ def test_rp_06_the_partition_agrees_with_a_naive_reckoning_and_closes(
         for cause in CAUSES:
             assert mine[cause] == pytest.approx(naive.seconds[a_lane.name, cause], abs=1e-6), cause
     assert gpu.overlap_s == pytest.approx(naive.overlap, abs=1e-6)
+
+
+def test_rp_06_an_engine_that_the_core_removed_counts_as_lost() -> None:
+    """A participant that never answers is given up; from then on its GPUs have no work, and the accounts still close."""
+    path = {"type": "fixed", "update_weight_transfer_mode": "p2p"}
+    config = scenario(weights__on_failure="remove_engine", weights__timeout_s=20.0, weights__path=path)
+    never = 1e6
+    backend = Scripted(config, copy=lambda a: never if a.engine == 1 and a.version == 1 else 1.0).run()
+    removed = next(t for t, a in backend.of(do.Note) if a == do.Note("engine:1", "removed"))
+    gpu = run(config, *((t, what) for t, what in backend.log))
+    end = backend.log[-1][0]
+    assert sum(sum(lane.seconds) for lane in gpu.lanes) == pytest.approx(4 * end, rel=1e-9)
+    assert gpu.lanes[0].seconds[CAUSES.index("idle_no_work")] >= end - removed - 1e-9
