@@ -493,7 +493,7 @@ def test_rp_06_the_partition_agrees_with_a_naive_reckoning_and_closes(
 
 
 def test_rp_06_an_engine_that_the_core_removed_counts_as_lost() -> None:
-    """A participant that never answers is given up; from then on its GPUs have no work, and the accounts still close."""
+    """A participant that never answers is given up; from then on its GPUs have no work, and all accounts close."""
     path = {"type": "fixed", "update_weight_transfer_mode": "p2p"}
     config = scenario(weights__on_failure="remove_engine", weights__timeout_s=20.0, weights__path=path)
     never = 1e6
