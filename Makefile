@@ -35,7 +35,7 @@ demo: install
 	$(BIN)/testbed compare scenarios/examples/placement_64xh100_qwen3_32b.yaml
 
 test: install-dev
-	$(BIN)/python -m pytest -x -q -n $(JOBS) --dist loadfile --hypothesis-seed=0 tests
+	$(BIN)/python -m pytest -x -q -n $(JOBS) --dist loadfile --hypothesis-seed=0
 
 bench: install
 	$(BIN)/python -m benchmarks --json benchmarks/results.json
