@@ -33,14 +33,30 @@ def start(cli: Cli, tmp_path: Path) -> Iterator[Start]:
         command = [sys.executable, "-m", "testbed.cli", *args]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, stdout=pipe, stderr=pipe))
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env=environment,
+                text=True,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                preexec_fn=_listen,
+            )
+        )
         return started[-1]
 
     yield begin
     for process in started:
         if process.poll() is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too
             process.wait()
+
+
+def _listen() -> None:
+    """A shell that runs the tests in the background makes them, and so the command, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until(what: Callable[[], bool]) -> None:

@@ -4,9 +4,10 @@ import pytest
 
 from reports import VariantRuns, build_comparison
 from reports.answer import answer, price_of_it, rests_on
+from reports.compared import marked
 from reports.headings import headings, update_heading
 from reports.limits import limits
-from reports.sentences import Number, as_text
+from reports.sentences import Number, as_markdown, as_text
 from reports.view import view_of
 from testbed.metrics.summary import TrajectoryTime, WeightUpdate
 from tests.reports.invented import COLOCATED, LOOSE, comparison, run, variant
@@ -188,3 +189,103 @@ def test_a_single_run_is_described_without_comparison():
     view = view_of(c)
     assert said(view).startswith("One step takes ")
     assert "instead of" not in said(view) and "break-even" not in as_text(price_of_it(view))
+
+
+def several(*variants, baseline=0, **options):
+    """One seed each; `variants` are (name, lanes, options), where `trained` sets the tokens trained in all steps."""
+    made = []
+    for name, lanes, given in variants:
+        given = dict(given)
+        trained = given.pop("trained", None)
+        one = run(name, lanes, **given)
+        if trained is not None:
+            one.waste.trained_tokens = trained
+        made.append(VariantRuns("", name, "", [one]))
+    return view_of(build_comparison(study="s", question="q", variants=made, baseline=baseline, **options))
+
+
+def price(view):
+    return as_text(price_of_it(view)).replace(NB, " ")
+
+
+@pytest.mark.parametrize(("trained", "said_so"), [(60_000, True), (100_000, False)])
+def test_as_10_an_answer_whose_steps_train_less_says_so_in_the_same_breath(trained, said_so):
+    view = several(("all", COLOCATED, {"trained": 100_000}), ("other", COLOCATED, {"stretch": 0.5, "trained": trained}))
+    assert said(view).endswith("; but each of its steps trains 40 % fewer tokens.") is said_so
+    assert ("fewer tokens" in said(view)) is said_so
+
+
+def test_as_10_whoever_trains_more_tokens_a_second_than_the_answer_is_named():
+    rate = "trained_tokens_per_s_per_gpu"
+    view = several(
+        ("base", COLOCATED, {rate: 300.0}),
+        ("drops nothing", COLOCATED, {"stretch": 0.7, rate: 450.0}),
+        ("drops most", COLOCATED, {"stretch": 0.5, rate: 350.0, "waste": 0.6}),
+    )
+    assert said(view).startswith("Run drops most (C)")
+    assert price(view).startswith("It drops 60 % of what it generates")
+    assert "B trains more tokens: 450 against 350 per s per GPU." in price(view)
+
+
+def test_as_10_of_variants_that_tie_each_one_is_charged_with_its_waste():
+    view = several(
+        ("block", COLOCATED, {"trained": 100_000}),
+        ("drop", COLOCATED, {"stretch": 0.98, "waste": 0.26, "trained": 100_000}),
+        ("drop more", COLOCATED, {"stretch": 1.02, "waste": 0.57, "trained": 50_000}),
+        ("slow", COLOCATED, {"stretch": 1.5}),
+    )
+    assert said(view).startswith("Nothing beats block (A) by more than 5 %: it ties with B and C")
+    assert price(view).startswith(
+        "Of what they generate, A drops nothing, B drops 26 % and C drops 57 %; C’s steps train 50 % fewer tokens. "
+    )
+
+
+def test_what_is_aborted_and_generated_again_is_wasted_not_dropped():
+    view = several(("base", COLOCATED, {}), ("hybrid", COLOCATED, {"stretch": 0.5, "waste": 0.25}))
+    view.comparison.variants[1].runs[0].waste.dropped_trajectories = {}
+    assert price(view_of(view.comparison)).startswith("It wastes 25 % of what it generates")
+
+
+def test_where_the_baseline_ties_the_page_speaks_of_it():
+    view = several(("base", COLOCATED, {}), ("other", COLOCATED, {"stretch": 0.98}))
+    assert view.winner.name == "base"
+
+
+def test_variants_that_do_different_work_are_not_ranked():
+    view = several(
+        ("short", COLOCATED, {"workload": "aa", "stretch": 0.5}),
+        ("long", COLOCATED, {"workload": "bb"}),
+        allow_unequal=("workload",),
+    )
+    # the causes of the colocated lane add up to 328 s
+    assert said(view) == (
+        "The variants do different work, so none is recommended: a step takes between 164 s (A) and 328 s (B)."
+    )
+    assert "break-even" not in price(view)
+    assert all(not letters for letters in marked(view).values())
+
+
+def test_ws_04_a_path_is_not_blamed_for_the_rule_it_was_used_under():
+    """Draining requests under `finish` takes 60 s on any path: broadcast is judged by the variant without it."""
+    view = several(
+        ("delta", COLOCATED, {"path": "disk_delta", "update": (6.9, 0.0, 1.7, 0.0, 0.0, 1.7)}),
+        ("broadcast, finish", COLOCATED, {"update": (0.2, 60.0, 3.4, 0.0, 0.0, 3.5), "stretch": 2}),
+        ("broadcast, retract", COLOCATED, {"update": (0.2, 0.0, 4.1, 0.0, 0.0, 4.1), "stretch": 2}),
+    )
+    text = as_text(update_heading(view)).replace(NB, " ")
+    # 8.6 s against 4.3 s
+    assert text == "disk_delta (A) takes 2.00 × as long as broadcast (C), but pauses engines for 1.7 s instead of 4.1 s"
+
+
+def test_idle_time_that_differs_is_not_called_indistinct():
+    idle = dict(COLOCATED[0][3])
+    busy = {**idle, "idle_longest": 7.0, "train": idle["train"] + 30.0}
+    view = several(("base", COLOCATED, {}), ("other", [("shared", "shared", 64, busy)], {}))
+    # 37 s of 328 s against 7 s of 328 s, and no difference in step time
+    text = as_text(headings(view)["gpu"]).replace(NB, " ")
+    assert text == "A leaves 11 % of its GPU time idle, B 2.1 %"
+
+
+def test_rp_05_lengths_of_a_stated_kind_read_as_a_sentence():
+    texts = [as_markdown(what) + " " + as_markdown(why) for what, why in limits(view_of(comparison()))]
+    assert any(t.startswith("Lengths are ◐ calibrated. ") for t in texts)

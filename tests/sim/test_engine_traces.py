@@ -8,7 +8,9 @@ evictions wanted and got, retractions, finishes and cached tokens. There is no t
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,10 @@ from sim.engine_scheduler import EngineModelOptions, Scheduler
 from tests.support import reference_scheduler as reference
 from tests.support.scheduler_traces import TRACES, iterations, load, options, replay, runs
 
-FILES = sorted(TRACES.glob("*.json.gz"))
+FILES = sorted(TRACES.glob("*.json.gz")) + sorted(
+    Path(os.environ["SCHEDULER_TRACES"]).glob("*.json.gz") if "SCHEDULER_TRACES" in os.environ else []
+)
+"""The traces that travel with the tests, and those of the folder that `SCHEDULER_TRACES` names."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.removesuffix(".json.gz"))
