@@ -9,13 +9,15 @@ from __future__ import annotations
 from reports import numbers
 from reports.comparison import Figures
 from reports.kinds import FAMILIES
-from reports.sentences import Letter, Mark, Part, Sentence, Term, say
+from reports.sentences import Letter, Mark, Sentence, Term, joined, say
 from reports.view import (
     COST,
     TIME,
     View,
     cost_note,
     derived,
+    differs,
+    fewer_tokens,
     input_kinds,
     instruction,
     less,
@@ -32,6 +34,8 @@ def answer(view: View) -> Sentence:
     if view.comparison.single:
         return _run_answer(view)
     w, base = view.winner, view.base
+    if not view.ranked:
+        return _different_work(view)
     if len(view.best) == len(view.figures):
         return _all_tie(view)
     if len(view.best) > 1:
@@ -73,7 +77,29 @@ def answer(view: View) -> Sentence:
         cost_note(w, view),
         ", ",
         staleness_words(w),
+        *_but_fewer_tokens(view, w),
         ".",
+    )
+
+
+def _but_fewer_tokens(view: View, f: Figures) -> Sentence:
+    """A step that trains less is not the same step for less: said in the same breath."""
+    fewer = fewer_tokens(view, f)
+    return () if fewer is None else say("; but each of its steps trains ", fewer, " fewer tokens")
+
+
+def _different_work(view: View) -> Sentence:
+    low, high = (pick(view.figures, key=lambda f: f.mean(TIME)) for pick in (min, max))
+    return say(
+        "The variants do different work, so none is recommended: a step takes between ",
+        number(low, TIME),
+        " (",
+        Letter(low.letter),
+        ") and ",
+        number(high, TIME),
+        " (",
+        Letter(high.letter),
+        ").",
     )
 
 
@@ -133,7 +159,7 @@ def _some_tie(view: View) -> Sentence:
             view.base.name,
             " (",
             Letter(view.base.letter),
-            ") by more than the spread: it ties with ",
+            f") by more than {'the spread' if len(view.comparison.seeds) > 1 else f'5{numbers.NBSP}%'}: it ties with ",
             letters(others),
             " at ",
             _range(tied, TIME),
@@ -162,21 +188,15 @@ def _some_tie(view: View) -> Sentence:
 
 
 def price_of_it(view: View) -> Sentence:
-    """The second sentence: what the answer costs (drops, break-even) and that reward is not part of it."""
+    """The second sentence: what the answer costs (drops, fewer tokens, break-even); reward is no part of it."""
     w, base = view.winner, view.base
-    waste = w.mean("waste_share")
-    subject: Part = Letter(w.letter) if len(view.best) > 1 else "It"
-    drops = (
-        say(subject, " drops ", percent(w, "waste_share"), " of what it generates")
-        if waste > 0
-        else say(subject, " drops nothing it generates")
-    )
     even: Sentence = ()
-    if not view.comparison.single and not view.base_ties:
+    if view.ranked and not view.comparison.single and not view.base_ties:
         ratio = derived(numbers.times(base.mean(view.measure) / w.mean(view.measure)), view.measure, w, base)
-        word = "cheaper" if view.measure == COST else "faster"
         even = say(
-            f", and stays the {word} run while it needs fewer than ",
+            ", and ",
+            say(Letter(w.letter), " ") if len(view.best) > 1 else (),
+            f"stays the {'cheaper' if view.measure == COST else 'faster'} run while it needs fewer than ",
             ratio,
             " the steps of ",
             Letter(base.letter),
@@ -185,7 +205,51 @@ def price_of_it(view: View) -> Sentence:
             ")",
         )
     simulated = any(r.backend == "simulated" for v in view.comparison.variants for r in v.runs)
-    return say(drops, even, ". Reward is not simulated." if simulated else ". Reward is not part of this report.")
+    reward = ". Reward is not simulated." if simulated else ". Reward is not part of this report."
+    return say(_waste(view), even, _fewer_tokens(view), _most_tokens(view), reward)
+
+
+def _waste(view: View) -> Sentence:
+    """What every variant that is called best (or every one, if none is) throws away."""
+    chosen = [view.figures[i] for i in sorted(view.best)] if view.ranked else view.figures
+    shares = [percent(f, "waste_share") if f.mean("waste_share") > 0 else "nothing" for f in chosen]
+    if len(chosen) == 1:
+        return say("It ", _verb(chosen[0]), " ", shares[0], " of what" * (shares[0] != "nothing"), " it generates")
+    if set(shares) == {"nothing"}:
+        return say(letters(chosen), " drop nothing they generate")
+    each = [say(Letter(f.letter), f" {_verb(f)} ", share) for f, share in zip(chosen, shares, strict=True)]
+    return say("Of what they generate, ", joined(each))
+
+
+def _verb(f: Figures) -> str:
+    """What is aborted and generated again is wasted without a trajectory being dropped."""
+    return "drops" if f.mean("dropped_trajectories_share") > 0 or f.mean("waste_share") == 0 else "wastes"
+
+
+def _fewer_tokens(view: View) -> Sentence:
+    """Which of several that tie train less a step than the baseline."""
+    if len(view.best) < 2:
+        return ()
+    less = [(f.letter, fewer_tokens(view, f)) for f in (view.figures[i] for i in sorted(view.best))]
+    clauses = [say(Letter(letter), "’s steps train ", fewer, " fewer tokens") for letter, fewer in less if fewer]
+    return say("; ", joined(clauses)) if clauses else ()
+
+
+def _most_tokens(view: View) -> Sentence:
+    """Whoever trains clearly more tokens a second than the answer: then the step is the wrong unit to choose by."""
+    w, rate = view.winner, "trained_tokens_per_s_per_gpu"
+    most = max(view.figures, key=lambda f: f.mean(rate))
+    if not view.ranked or most in (view.figures[i] for i in view.best) or not differs(most, w, rate):
+        return ()
+    return say(
+        ". ",
+        Letter(most.letter),
+        " trains more tokens: ",
+        number(most, rate),
+        " against ",
+        number(w, rate),
+        " per s per GPU",
+    )
 
 
 def rests_on(view: View) -> Sentence:
@@ -194,7 +258,7 @@ def rests_on(view: View) -> Sentence:
     out: list[Sentence] = [say("Results ", Mark(view.winner.kind), view.winner.kind)]
     if len(seeds) == 1:
         out[0] = say(out[0], ", one seed, no spread")
-    elif not view.comparison.single and len(view.best) == 1:
+    elif not view.comparison.single and view.ranked and len(view.best) == 1:
         wins = sum(
             min(view.figures, key=lambda f, i=i: f.stats[view.measure].values[i]).letter == view.winner.letter
             for i in range(len(seeds))

@@ -79,7 +79,7 @@ def marked(view: View) -> dict[str, set[str]]:
     for metric in COLUMNS:
         better = METRICS[metric].better
         best = best_of([f.stats[metric] for f in view.figures], better)
-        alone = not view.comparison.single and len(best) <= 2 and len(best) < len(view.figures)
+        alone = view.ranked and not view.comparison.single and len(best) <= 2 and len(best) < len(view.figures)
         out[metric] = {view.figures[i].letter for i in best} if alone else set()
     return out
 
@@ -136,7 +136,8 @@ def checks(view: View) -> list[tuple[str, str]]:
     """What was checked before the variants were put side by side."""
     c = view.comparison
     gap = closure(c)
-    closes = f"sum of causes ÷ (wall × GPUs) = 1 within {gap:.0e}: " + ("passed" if gap < 1e-6 else "NOT passed")
+    within = f" within {gap:.0e}" if gap else ""
+    closes = f"sum of causes ÷ (wall × GPUs) = 1{within}: " + ("passed" if gap < 1e-6 else "NOT passed")
     out = []
     if not c.single:
         equal = (

@@ -58,6 +58,17 @@ def gpu_heading(view: View) -> Sentence:
         )
     if view.comparison.single:
         return say("GPUs idle ", percent(w, idle), " of the time")
+    low, high = (pick(view.figures, key=lambda f: f.mean(idle)) for pick in (min, max))
+    if differs(low, high, idle):
+        return say(
+            Letter(high.letter),
+            " leaves ",
+            percent(high, idle),
+            " of its GPU time idle, ",
+            Letter(low.letter),
+            " ",
+            percent(low, idle),
+        )
     return say("Idle GPU time is ", _shares(view.figures, idle), " and does not tell the variants apart")
 
 
@@ -121,7 +132,9 @@ def staleness_heading(view: View) -> Sentence:
             number(w, "staleness_dequeue_mean"),
             " versions old when a batch takes it",
         )
-    looser = [f for f in view.figures if f.bound is not None and w.bound is not None and f.bound > w.bound]
+    looser = [
+        f for f in view.figures if view.ranked and f.bound is not None and w.bound is not None and f.bound > w.bound
+    ]
     if not looser:
         return head
     loosest = max(looser, key=lambda f: (f.bound or 0, -f.mean(view.measure)))
@@ -154,7 +167,11 @@ def trajectory_heading(view: View) -> Sentence:
 
 
 def update_heading(view: View) -> Sentence:
-    """Total and pause of the winner's path against the slowest other path (WS-04, WS-10)."""
+    """Total and pause of the winner's path against another path (WS-04, WS-10).
+
+    Of the variants on another path the quickest speaks for it: a longer update than that is not the path's doing
+    (draining under `finish`, waves). Of several paths the one that differs most is named.
+    """
     figures = with_updates(view)
     w = view.winner if view.winner in figures else figures[0]
     others = [f for f in figures if f.path != w.path and differs(f, w, "update_total_s")]
@@ -176,7 +193,10 @@ def update_heading(view: View) -> Sentence:
             number(w, "update_pause_s"),
             tail,
         )
-    o = max(others, key=lambda f: abs(f.mean("update_total_s") - w.mean("update_total_s")))
+    quickest: dict[str, Figures] = {}
+    for f in sorted(others, key=lambda f: f.mean("update_total_s")):
+        quickest.setdefault(f.path, f)
+    o = max(quickest.values(), key=lambda f: abs(f.mean("update_total_s") - w.mean("update_total_s")))
     slow, quick = (o, w) if o.mean("update_total_s") > w.mean("update_total_s") else (w, o)
     ratio = derived(numbers.times(slow.mean("update_total_s") / quick.mean("update_total_s")), "update_total_s", o, w)
     head = say(

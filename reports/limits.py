@@ -8,7 +8,7 @@ from __future__ import annotations
 from reports import numbers
 from reports.comparison import Comparison
 from reports.sentences import Letter, Mark, Number, Sentence, joined, say
-from reports.view import View, input_kinds, number, percent
+from reports.view import View, fewer_tokens, input_kinds, number, percent
 from testbed.metrics.summary import RunSummary
 
 
@@ -50,14 +50,10 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
     if kinds.get("trainer") in ("analytic", "assumed"):
         out.append((say("The trainer is a formula "), say(Mark(kinds["trainer"]), "and was not timed.")))
     if "reply_lengths" in kinds and kinds["reply_lengths"] != "measured":
-        capped = w.mean("capped_share")
-        cap = say(percent(w, "capped_share"), " of trajectories are ended by the length cap. ") if capped > 0 else ()
-        out.append(
-            (
-                say("Lengths are ", kinds["reply_lengths"], " "),
-                say(Mark(kinds["reply_lengths"]), ". ", cap, "They do not change as the policy learns."),
-            )
-        )
+        kind = kinds["reply_lengths"]
+        capped = w.mean("capped_share") >= 0.0005
+        cap = say(percent(w, "capped_share"), " of trajectories are ended by the length cap. ") if capped else ()
+        out.append((say("Lengths are ", Mark(kind), kind, "."), say(cap, "They do not change as the policy learns.")))
     for model, share in _worst_marks(runs).items():
         out.append(
             (
@@ -72,6 +68,11 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
                 say("Long groups are dropped more often than short ones, which tilts the training data."),
             )
         )
+    less = [(f.letter, fewer_tokens(view, f)) for f in view.figures if view.ranked]
+    clauses = [say("of ", Letter(letter), " train ", fewer) for letter, fewer in less if fewer is not None]
+    if clauses:
+        why = say("Steps ", joined(clauses), " fewer tokens than those of ", Letter(view.base.letter), ".")
+        out.append((say("Not every step trains as much."), why))
     if any(r.waste.corrected_trajectories for r in runs):
         out.append(
             (

@@ -95,6 +95,14 @@ METRICS: dict[str, Metric] = {
     "trajectories_per_s": Metric(
         "Trained trajectories", "per s", lambda r: r.trajectories_per_s, numbers.plain, "g-trajs", "relative", 1
     ),
+    "trained_tokens_per_step": Metric(
+        "Trained tokens per step",
+        "actor tokens in the loss",
+        lambda r: _ratio(r.waste.trained_tokens, r.measured_steps),
+        _whole,
+        "",
+        "relative",
+    ),
     "cost_usd_per_1000_steps": Metric(
         "Cost",
         "USD per 1,000 steps",
@@ -249,8 +257,8 @@ METRICS: dict[str, Metric] = {
         "points",
     ),
     "kv_recomputed_share": Metric(
-        "Prompt tokens computed again",
-        "of prompt tokens",
+        "Tokens computed again",
+        "relative to prompt tokens",
         lambda r: _ratio(r.kv.recomputed_tokens, r.kv.prompt_tokens),
         _percent,
         "g-c-recompute_kv",

@@ -95,7 +95,7 @@ def comparison_figures(comparison: Comparison) -> dict[str, Any]:
         "price_of_it": as_text(price_of_it(view)),
         "rests_on": as_text(rests_on(view)),
         "findings": {k: as_text(s) for k, s in headings(view).items()},
-        "best": [view.figures[i].letter for i in view.best],
+        "best": [view.figures[i].letter for i in view.best] if view.ranked else [],
         "baseline": view.base.letter,
         "seeds": list(comparison.seeds),
         "input_kinds": input_kinds(comparison),

@@ -14,7 +14,7 @@ from reports.palette import UPDATE
 from reports.sentences import Letter, Number, Sentence, joined, say
 from reports.spread import best_of, separated
 
-COST, TIME = "cost_usd_per_1000_steps", "step_time_s"
+COST, TIME, TOKENS = "cost_usd_per_1000_steps", "step_time_s", "trained_tokens_per_step"
 NOTICEABLE = 0.01
 """Shares below 1 % are not worth a claim."""
 
@@ -27,7 +27,8 @@ class View(Struct):
     measure: str
     """Metric that decides: cost, or step time where GPU hours are free."""
     best: list[int]
-    """The cheapest variant first, then those that tie with it."""
+    """The variant that the page speaks of first, then those that tie with it: the baseline where it ties, else the
+    cheapest. Of variants that do different work none is best, and the page speaks of the baseline."""
 
     @property
     def base(self) -> Figures:
@@ -41,13 +42,23 @@ class View(Struct):
     def base_ties(self) -> bool:
         return self.comparison.baseline in self.best
 
+    @property
+    def ranked(self) -> bool:
+        """Whether a best variant may be named: they do the same work."""
+        return "workload" not in self.comparison.unequal
+
 
 def view_of(comparison: Comparison) -> View:
     figures = all_figures(comparison)
     measure = COST if all(f.mean(COST) > 0 for f in figures) else TIME
-    tied = best_of([f.stats[measure] for f in figures], -1)
-    cheapest = min(tied, key=lambda i: figures[i].mean(measure))
-    return View(comparison, figures, measure, [cheapest, *(i for i in tied if i != cheapest)])
+    view = View(comparison, figures, measure, [comparison.baseline])
+    if view.ranked:
+        tied = best_of([f.stats[measure] for f in figures], -1)
+        first = (
+            comparison.baseline if comparison.baseline in tied else min(tied, key=lambda i: figures[i].mean(measure))
+        )
+        view.best = [first, *(i for i in tied if i != first)]
+    return view
 
 
 def differs(a: Figures, b: Figures, metric: str) -> bool:
@@ -96,6 +107,13 @@ def relative(f: Figures, to: Figures, metric: str) -> float:
     """Relative difference of means; 0 where the base is 0."""
     base = to.mean(metric)
     return f.mean(metric) / base - 1 if base else 0.0
+
+
+def fewer_tokens(view: View, f: Figures) -> Number | None:
+    """By how much a step trains fewer tokens than the baseline's, if that is a difference; else None."""
+    if f.mean(TOKENS) < view.base.mean(TOKENS) and differs(f, view.base, TOKENS):
+        return derived(numbers.percent(-relative(f, view.base, TOKENS)), TOKENS, f, view.base)
+    return None
 
 
 def overlapped(f: Figures) -> bool:

@@ -43,7 +43,7 @@ class Fifo(Section):
 
 
 class WindowedFifo(Section):
-    """As fifo, but only groups whose dispatch version lies within `window` versions of the trainer's."""
+    """As fifo, but only groups whose dispatch version lies within `window` versions of the deployed one."""
 
     type: Literal["windowed_fifo"] = "windowed_fifo"
     window: Annotated[int, Field(ge=0)] = 1

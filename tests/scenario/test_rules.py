@@ -321,6 +321,11 @@ def test_concurrency_admits_a_group(concurrency: str, key: str) -> None:
         ),
         (("experience.staleness={bound: 0, action: wait}",), ""),
         (("experience.staleness={action: mask}", ASYNC), "experience.staleness.action"),
+        (
+            ("experience.staleness={action: mask, bound: 1, event: publication}", ASYNC),
+            "experience.staleness.event",
+        ),
+        (("experience.staleness={action: wait, bound: 1, event: completion}", ASYNC), "experience.staleness.event"),
         (("experience.staleness={action: none}", ASYNC), ""),
         (("experience={selection: {use_count: 3}, staleness: {bound: 1}}", ASYNC), "experience.selection.use_count"),
         (

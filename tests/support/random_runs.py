@@ -54,7 +54,9 @@ def random_scenario(r: random.Random) -> Scenario:
     action = "drop" if bound is None else r.choice(("drop", "retry", "wait", "mask", "correct", "none"))
     if action == "wait":
         bound, order = max(bound, 1), "oldest_first" if order == "freshest_first" else order
-    event = r.choice(("dequeue", "dequeue", "completion", "publication"))
+    events = {"drop": ("completion", "publication"), "wait": (), "none": ()}
+    events["retry"] = events["drop"]
+    event = r.choice(("dequeue", "dequeue", *events.get(action, ("completion",))))
     uses = 1 if bound == 0 and action in ("drop", "retry") else r.choice((1, 1, 2))
     roles = {"teacher": r.choice(("external", "trainer")), "critic": r.choice(("external", "trainer"))}
     changes["placement"] = changes.get("placement", BASE["placement"]) | {"roles": roles}

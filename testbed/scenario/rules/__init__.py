@@ -47,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     flow.groups_with_variance,
     flow.reuse_within_bound,
     flow.staleness_action_can_act,
+    flow.staleness_event_is_read,
     flow.waiting_ends,
     inputs.one_training_rate,
     updates.training_matches_engine,

@@ -134,6 +134,18 @@ def staleness_action_can_act(c: Context) -> Iterator[Fault]:
         yield Fault("experience.staleness.action", what, "experience.staleness.bound: 1")
 
 
+def staleness_event_is_read(c: Context) -> Iterator[Fault]:
+    """An event that the action does not look at would be an option without effect."""
+    s = c.scenario.experience.staleness
+    if s.event == "publication" and s.action not in ("drop", "retry"):
+        what = f"before a publication groups in flight are cancelled, which `{s.action}` never does"
+    elif s.event == "completion" and s.action in ("wait", "none"):
+        what = f"`{s.action}` decides nothing when a group is complete"
+    else:
+        return
+    yield Fault("experience.staleness.event", what, "experience.staleness.event: dequeue, or action: drop")
+
+
 def waiting_ends(c: Context) -> Iterator[Fault]:
     """`wait` holds a publication until old groups are used: they must get used, not replaced by others as old."""
     s = c.scenario.experience.staleness
