@@ -6,12 +6,22 @@ They refuse to know queues, trees and time.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from sim.engine_request import Request
 
 CLIP_MAX_NEW_TOKENS = 4096
 """SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION: no request is charged for more future tokens than this."""
+
+
+@lru_cache(maxsize=64)
+def falling_ratios(init: float, minimum: float, step: float) -> list[float]:
+    """`init` and what repeated subtraction of `step` makes of it, down to `minimum`; shared, never changed."""
+    ratios = [init]
+    while ratios[-1] != minimum:
+        ratios.append(max(ratios[-1] - step, minimum))
+    return ratios
 
 
 class NewTokenRatio:
@@ -28,7 +38,7 @@ class NewTokenRatio:
         self.init = min(0.7 * conservativeness, 1.0)
         self.minimum = self.init * 0.14
         self.step = (self.init - self.minimum) / decay_steps
-        self._fresh = [self.init]
+        self._fresh = falling_ratios(self.init, self.minimum, self.step)
         self._table = self._fresh
         self.taken = 0
         """Decode steps since the anchor (start, reset or retraction)."""
@@ -75,13 +85,16 @@ class FutureTokens:
             heappush(self._crossings, (quota, r.seq, r))
 
     def remove(self, r: Request) -> None:
-        """A request leaves; its mark in the heap, if any, is void from then on."""
+        """A request leaves; its mark in the heap, if any, is void from then on (and goes once it is the first)."""
         if r.linear:
             self.linear -= 1
             self._sum -= r.quota
         else:
             self.clipped -= 1
             r.linear = True
+            heap = self._crossings
+            while heap and heap[0][2].linear:
+                heappop(heap)
 
     def _cross(self, steps: int) -> None:
         """Requests that fell below the clip become linear; marks of requests that left are dropped."""

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 import simpy
+from msgspec import Struct
 from simpy.core import EmptySchedule
 
 # Priority classes: what goes first among calls of one instant. Gaps leave room; SimPy's own events use 0 (urgent)
@@ -38,14 +39,11 @@ def ignore(arg: Any) -> None:
     """What a cancelled call does."""
 
 
-class Call:
+class Call(Struct, eq=False):
     """One scheduled callback, in SimPy's heap beside SimPy's own events."""
 
-    __slots__ = ("arg", "callback")
-
-    def __init__(self, callback: Callable[[Any], object], arg: Any) -> None:
-        self.callback = callback
-        self.arg = arg
+    callback: Callable[[Any], object]
+    arg: Any
 
     def cancel(self) -> None:
         """Do nothing when the time comes. O(1): the entry stays in the heap and is still counted as an event."""
@@ -98,12 +96,12 @@ class Clock(simpy.Environment):
         queue = self._heap
         done = 0
         while queue and done < most and not self.stopped:
-            first = queue[0]
-            if first[0] > until:
+            time, _, _, event = queue[0]
+            if time > until:
                 break
-            event = first[3]
             if type(event) is Call:
-                self._now = heappop(queue)[0]
+                heappop(queue)
+                self._now = time
                 done += 1
                 event.callback(event.arg)
             else:

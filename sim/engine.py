@@ -130,14 +130,14 @@ class EngineModel(Scheduler):
 
         Raises ValueError if a request with this `rid` is open, or if its runs do not hold `prompt_tokens` tokens.
         """
-        tokens = 0
+        rid, tokens = request.rid, 0
         for _, _, n in request.content:
             tokens += n
         if tokens != request.prompt_tokens:
-            raise ValueError(f"request {request.rid!r}: its runs hold {tokens} tokens, not {request.prompt_tokens}")
-        if request.rid in self.live:
-            raise ValueError(f"request {request.rid!r} is open already")
-        self.live[request.rid] = request
+            raise ValueError(f"request {rid!r}: its runs hold {tokens} tokens, not {request.prompt_tokens}")
+        if rid in self.live:
+            raise ValueError(f"request {rid!r} is open already")
+        self.live[rid] = request
         if self.closed or self.released:
             self.held.append(request)
             return
@@ -303,8 +303,7 @@ class EngineModel(Scheduler):
         if self.paused or self.released:
             self.wake_at = inf
             return
-        inbox = self.inbox
-        t = self.t
+        inbox, t = self.inbox, self.t
         while inbox and inbox[0][0] <= t:
             if inbox[0][1] != _SUBMIT:
                 self._k, self._form, self.wake_at = 0, True, t
@@ -337,16 +336,14 @@ class EngineModel(Scheduler):
         run_time = self.costs.run_time
         self._total = total = run_time(running, context, k)
         if self.device:
-            self._base = base = max(t, self.gpu_end) if self.last else t
+            base = self.gpu_end if self.last and self.gpu_end > t else t
+            self._base = base
             if k + self.steps == self.finish_key:
-                self._form = (
-                    True  # the finish is handled in the next iteration, which lasts until this run's last forward ends
-                )
+                # the finish is handled in the next iteration, which lasts until this run's last forward ends
+                self._form = True
                 self.wake_at = base + total
-            elif k == 1:
-                self.wake_at = base
             else:
-                self.wake_at = base + run_time(running, context, k - 1)
+                self.wake_at = self._edge = base + run_time(running, context, k - 1) if k > 1 else base
         else:
             self._base = t
             self.wake_at = t + total
@@ -411,7 +408,7 @@ class EngineModel(Scheduler):
                 return
         t = self.t
         idle = self.last == NOTHING and not self.batch and self.chunked is None
-        end = max(t, self.gpu_end) if self.device and self.last else t
+        end = self.gpu_end if self.device and self.last and self.gpu_end > t else t
         kind = self.form(t)
         if self.ended:
             self._say_ended(t)

@@ -70,12 +70,13 @@ class Admission(State):
 
     def _running_offset(self, ratio: float) -> tuple[float, bool]:
         """Tokens the running batch is expected to ask for, and whether the float is exactly the engine's."""
-        steps, total = self.steps, self.future.total(self.steps)
-        whole = self.future_ignore_eos.total(steps)
+        future, ignoring = self.future, self.future_ignore_eos
+        total = future.total(self.steps)
+        whole = ignoring.total(self.steps) if ignoring.linear or ignoring.clipped else 0
         if self.overlap:
             if self.last == DECODE:
-                total += self.future.linear
-                whole += self.future_ignore_eos.linear
+                total += future.linear
+                whole += ignoring.linear
             elif self.last == EXTEND:
                 for r in self.flight:
                     if r.entry and r.linear:

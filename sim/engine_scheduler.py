@@ -39,14 +39,15 @@ class Scheduler(Admission, Decoding):
                 if r.end > r.prefix:
                     self._publish(r, r.end)
                 r.prefix = r.end
-        finishes = self.finishes
-        ends = finishes and finishes[0][0] <= self.steps and self.overlap
-        self._ending = self._pop_ending(self.steps) if ends else NO_REQUESTS
+        finishes, steps = self.finishes, self.steps
+        ends = finishes and finishes[0][0] <= steps and self.overlap
+        self._ending = self._pop_ending(steps) if ends else NO_REQUESTS
         if not self.batch:
             self.full = False
-        self.formed = NO_REQUESTS if self.chunked is None and (self.full or not self.queue) else self._prefill(t)
+        idle = self.chunked is None and (self.full or not self.queue)
+        self.formed = formed = NO_REQUESTS if idle else self._prefill(t)
         kind = NOTHING
-        if self.formed:
+        if formed:
             kind = EXTEND
         elif self.batch and self._decode():
             kind = DECODE

@@ -149,9 +149,13 @@ class State:
         else:
             if len(r.content) > 1:
                 r.content = normalised(r.content)
-            limit = r.max_new_tokens
-            page = self.page
-            limit = min(limit, self.max_len - n - 1, self.pool - (n if page == 1 else -(-n // page) * page) - page - 1)
+            limit, page = r.max_new_tokens, self.page
+            context = self.max_len - n - 1
+            if limit > context:
+                limit = context
+            pool = self.pool - (n if page == 1 else -(-n // page) * page) - page - 1
+            if limit > pool:
+                limit = pool
             r.limit = limit = limit if limit > 0 else 0
             r.final = r.output_tokens if r.output_tokens < limit else limit or 1
         self.queue.append(r)

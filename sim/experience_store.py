@@ -12,15 +12,14 @@ from sim.workloads import Plan, Run, Task, Workload
 
 
 class Conversation:
-    """One live trajectory."""
+    """One live trajectory: its plan, and the next prompt as runs."""
 
-    __slots__ = ("content", "known_tokens", "output_content", "plan", "prompt_tokens", "task")
+    __slots__ = ("content", "known_tokens", "output_content", "plan", "prompt_tokens")
 
-    def __init__(self, task: Task, plan: Plan) -> None:
-        self.task = task
+    def __init__(self, plan: Plan, content: tuple[Run, ...], prompt_tokens: int) -> None:
         self.plan = plan
-        self.content: tuple[Run, ...] = task.prompt
-        self.prompt_tokens = task.prompt_tokens
+        self.content = content
+        self.prompt_tokens = prompt_tokens
         self.known_tokens = 0
         """Leading tokens of the next prompt whose KV this trajectory has computed before."""
         self.output_content = -1
@@ -55,12 +54,14 @@ class ExperienceStore:
         if c is None:
             self.bind(group, task)
             t = self._tasks[task]
-            c = self._conversations[trajectory] = Conversation(t, t.plans[member])
+            c = self._conversations[trajectory] = Conversation(t.plans[member], t.prompt, t.prompt_tokens)
         return c
 
-    def begin_turn(self, c: Conversation) -> None:
-        """Fresh content for the output of a turn that is sent (or sent again)."""
+    def begin_turn(self, trajectory: int, group: int, task: int, member: int) -> Conversation:
+        """The trajectory's conversation, with fresh content for the output of a turn that is sent (or sent again)."""
+        c = self._conversations.get(trajectory) or self.open(trajectory, group, task, member)
         c.output_content = next(self._contents)
+        return c
 
     def conversation(self, trajectory: int) -> Conversation:
         return self._conversations[trajectory]

@@ -100,15 +100,18 @@ class Fleet:
         slot, wake, phase = arg
         if slot.scheduled != wake:
             return
-        if phase == ENGINE and slot.model.forms_next:
-            self.clock.at(self.clock._now, FORM, self._wake, (slot, wake, FORM))
+        now, model = self.clock._now, slot.model
+        if phase == ENGINE and model.forms_next:
+            self.clock.at(now, FORM, self._wake, (slot, wake, FORM))
             return
         slot.scheduled = inf
         self.wake_ups += 1
-        self._forming = phase == FORM
-        for notice in slot.model.advance(self.clock._now):
-            self.notice(slot, notice)
-        self._forming = False
+        notices = model.advance(now)
+        if notices:
+            self._forming = phase == FORM
+            for notice in notices:
+                self.notice(slot, notice)
+            self._forming = False
         self.schedule(slot)
 
     def message_t(self) -> float:
@@ -158,22 +161,23 @@ class Fleet:
 
     def start_turn(self, a: do.StartTurn) -> None:
         slot = self.slots[a.engine]
-        c = self.store.open(a.trajectory, a.group, a.task, a.member)
-        self.store.begin_turn(c)
+        c = self.store.begin_turn(a.trajectory, a.group, a.task, a.member)
         plan, turn = c.plan, a.turn
+        output_tokens, stops = plan.output_tokens[turn], plan.stops[turn]
         slot.model.submit(
             self.message_t(),
             Request(
-                rid=a.trajectory * _TURNS + turn,
-                content=c.content,
-                prompt_tokens=c.prompt_tokens,
-                output_tokens=plan.output_tokens[turn],
-                max_new_tokens=self._max_new if plan.stops[turn] else plan.output_tokens[turn],
-                stops=plan.stops[turn],
-                ignore_eos=self._ignore_eos,
-                output_content=c.output_content,
-                namespace=slot.namespace,
-                known_tokens=c.known_tokens,
+                a.trajectory * _TURNS + turn,
+                c.content,
+                c.prompt_tokens,
+                output_tokens,
+                self._max_new if stops else output_tokens,
+                stops,
+                self._ignore_eos,
+                c.output_content,
+                None,
+                slot.namespace,
+                c.known_tokens,
             ),
         )
         self.schedule(slot)

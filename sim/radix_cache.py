@@ -30,12 +30,13 @@ _NEVER = 1 << 62
 
 def normalised(runs: Runs) -> Runs:
     """The same tokens in the fewest runs: adjacent pieces of one content are joined, empty ones dropped."""
-    for i in range(1, len(runs)):
-        c, s, n = runs[i - 1]
-        if not n or not runs[i][2] or (runs[i][0] == c and runs[i][1] == s + n):
+    content = end = None
+    for c, s, n in runs:
+        if not n or (s == end and c == content):
             break
+        content, end = c, s + n
     else:
-        return runs if not runs or runs[0][2] else ()
+        return runs
     out: list[Run] = []
     for c, s, n in runs:
         if not n:
@@ -55,11 +56,11 @@ def cut(runs: Runs, lo: int, hi: int) -> Runs:
     out: list[Run] = []
     at = 0
     for run in runs:
-        c, s, n = run
+        n = run[2]
         end = at + n
         if end > lo:
             a, b = (lo if lo > at else at), (hi if hi < end else end)
-            out.append(run if b - a == n else (c, s + a - at, b - a))
+            out.append(run if b - a == n else (run[0], run[1] + a - at, b - a))
         if end >= hi:
             break
         at = end
@@ -147,18 +148,24 @@ class RadixCache:
             kids = node.kids
             if not kids:
                 break
-            if page == 1:
-                c, s, n = runs[ri]
-                kid = kids.get((c, s + ro))
-            else:
-                kid = kids.get(self._first_page(runs, ri, ro))
+            c, s, n = runs[ri]
+            kid = kids.get((c, s + ro) if page == 1 else self._first_page(runs, ri, ro))
             if kid is None:
                 break
             if stamp:
                 self.clock = kid.t = self.clock + 1
             size = kid.size
+            key = kid.key
+            if ro + size <= n and len(key) == 1 and i + size <= length:
+                node = kid  # within one run of both: their first tokens are equal, so all are
+                i += size
+                ro += size
+                if ro == n:
+                    ri += 1
+                    ro = 0
+                continue
             m = 0
-            for kc, ks, kn in kid.key:
+            for kc, ks, kn in key:
                 c, s, n = runs[ri]
                 if c != kc or s + ro != ks:
                     break

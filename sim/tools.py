@@ -11,22 +11,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 from sim.clock import COMPLETE, Clock, ignore
 
 Done = Callable[[Any], object]
 
 
-class Job:
+class Job(Struct, eq=False):
     """One request at a station. Times in seconds; `started` is -1 while it waits."""
 
-    __slots__ = ("arg", "arrived", "done", "service_s", "started")
-
-    def __init__(self, arrived: float, service_s: float, done: Done, arg: Any) -> None:
-        self.arrived = arrived
-        self.started = -1.0
-        self.service_s = service_s
-        self.done = done
-        self.arg = arg
+    arrived: float
+    service_s: float
+    done: Done
+    arg: Any
+    started: float = -1.0
 
 
 class Station:
@@ -75,7 +74,7 @@ class Station:
 
     def submit(self, service_s: float, done: Done, arg: Any = None) -> Job:
         """Serve for `service_s` seconds when a slot is free, then call `done(arg)`."""
-        now = self.clock.now
+        now = self.clock._now
         self.settle(now)
         self.arrived += 1
         job = Job(now, service_s, done, arg)
@@ -101,7 +100,7 @@ class Station:
         self.clock.at(now + job.service_s, COMPLETE, self._finish, job)
 
     def _finish(self, job: Job) -> None:
-        now = self.clock.now
+        now = self.clock._now
         self.settle(now)
         self.busy -= 1
         self.completed += 1

@@ -139,14 +139,11 @@ class Core:
             self._pump()
 
     def _signal_ready(self, event: said.SignalReady) -> None:
-        experience = self.experience
-        p = self.context.progress
-        before = (experience.trainable, p.dropped)
-        experience.signal_ready(event)
+        lots_changed = self.experience.signal_ready(event)
         if self._jobs.pool(event.signal) >= 0:
             self.pool.signal_ready(event)
             self._pump()
-        elif (experience.trainable, p.dropped) != before:
+        elif lots_changed:
             self._lots_changed()
 
     def _lots_changed(self) -> None:

@@ -26,6 +26,7 @@ class ExperienceStore:
         self._ctx = ctx
         self._p = ctx.progress
         self._jobs = jobs
+        self._trainer_bits = jobs.trainer_bits
         algorithm, config = ctx.scenario.algorithm, ctx.scenario.experience
         self._together = algorithm.group_ready_together
         self.lots_per_batch = algorithm.rollout_batch_size if self._together else algorithm.trajectories_per_batch
@@ -53,6 +54,8 @@ class ExperienceStore:
         self._too_old = 0
         """Generated trajectories that were dropped for their age."""
         self._max_dropped_share = config.staleness.max_dropped_share
+        self._before: tuple[int, int] | None = None
+        """(lots trainable, groups lost) before the signals at hand changed a lot; None: they have not."""
 
     # --- bookkeeping of versions for the `wait` action ----------------------------------------------------------------
 
@@ -109,7 +112,10 @@ class ExperienceStore:
         ctx, p, group = self._ctx, self._p, t.group
         t.generated_t = ctx.now
         # While an update goes on in waves, or after one that failed half-way, some engines are ahead of `deployed`.
-        t.completion_deployed = max(p.deployed, t.newest_version, t.dispatch_version)
+        deployed = p.deployed
+        if t.newest_version > deployed:
+            deployed = t.newest_version
+        t.completion_deployed = deployed if deployed > t.dispatch_version else t.dispatch_version
         group.generated += 1
         p.open_trajectories -= 1
         self.unscored += 1
@@ -123,17 +129,19 @@ class ExperienceStore:
                 ctx.out.append(do.ComputeSignals(signal, (t.id,), EXTERNAL))
             elif last:
                 ctx.out.append(do.ComputeSignals(signal, self._generated_members(group), EXTERNAL))
-        if not t.missing & ~self._jobs.trainer_bits:
+        if not t.missing & ~self._trainer_bits:
             self._scored(t)
 
     def _generated_members(self, group: Group) -> tuple[int, ...]:
         return tuple(m.id for m in group.members if m.state == "generated")
 
-    def signal_ready(self, event: said.SignalReady) -> None:
+    def signal_ready(self, event: said.SignalReady) -> bool:
+        """A signal is there. Returns whether that changed how many lots are trainable or lost."""
+        self._before = None
         bit = self._jobs.bit.get(event.signal)
         if bit is None:
             raise ProtocolError(f"signal {event.signal!r} is not one that the algorithm needs: {list(self._jobs.bit)}")
-        on_trainer = self._jobs.trainer_bits
+        on_trainer = self._trainer_bits
         is_reward = event.signal == "reward"
         for i, id in enumerate(event.trajectories):
             t = self._ctx.trajectories.get(id)
@@ -149,17 +157,24 @@ class ExperienceStore:
                 self._scored(t)
             elif not t.missing:
                 self._ready(t)
+        return self._before is not None and self._before != (self.trainable, self._p.dropped)
+
+    def _lot_changes(self) -> None:
+        """Called before a lot becomes trainable or ready."""
+        if self._before is None:
+            self._before = (self.trainable, self._p.dropped)
 
     def _scored(self, t: Trajectory) -> None:
         """Every signal that needs no training pool is there."""
         group = t.group
         group.scored += 1
-        if not self._jobs.trainer_bits:
+        if not self._trainer_bits:
             self._ready(t)
         elif not self._together or group.scored + group.resolved == len(group.members):
             self._wants_trainer(self._lot_of[t.id])
 
     def _wants_trainer(self, lot: Lot) -> None:
+        self._lot_changes()
         lot.trainable = True
         self.for_trainer.append(lot)
 
@@ -173,6 +188,7 @@ class ExperienceStore:
             self._lot_ready(lot)
 
     def _lot_ready(self, lot: Lot) -> None:
+        self._lot_changes()
         lot.group_ready_t = self._ctx.now
         lot.sequence = self._sequence
         self._sequence += 1
@@ -193,11 +209,12 @@ class ExperienceStore:
     def _read_now(self, lot: Lot) -> None:
         """Set the fields that measures read, to what holds now."""
         p, now = self._p, self._ctx.now
+        deployed, trainer_version, trained_before = p.deployed, p.trainer_version, p.trained_trajectories
         for t in lot.members:
             t.dequeued_t = now
-            t.dequeue_deployed = max(p.deployed, t.completion_deployed)
-            t.trainer_version = p.trainer_version
-            t.trained_before = p.trained_trajectories
+            t.dequeue_deployed = deployed if deployed > t.completion_deployed else t.completion_deployed
+            t.trainer_version = trainer_version
+            t.trained_before = trained_before
 
     def _dispose(self, lot: Lot, verdict: str, reading: int, *, buffered: bool) -> None:
         """A lot that is too old: gone, or its task comes again."""
@@ -255,7 +272,7 @@ class ExperienceStore:
             if not group.lots:
                 self._ctx.groups.pop(group.id, None)
             return
-        if self._jobs.trainer_bits and group.scored and group.scored + group.resolved == len(group.members):
+        if self._trainer_bits and group.scored and group.scored + group.resolved == len(group.members):
             self._wants_trainer(lot)
         if lot.members and not lot.missing:
             self._lot_ready(lot)

@@ -241,7 +241,9 @@ class Rollouts:
             at = end
             if oldest < 0 or version < oldest:
                 oldest = version
-            newest, latest = max(newest, version), version
+            latest = version
+            if version > newest:
+                newest = version
             if history and history[-1][0] == version:
                 history[-1] = (version, history[-1][1] + end - start)
             else:

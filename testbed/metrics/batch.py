@@ -51,7 +51,7 @@ class BatchFold:
         """`update_times`: of all optimizer updates so far, from which the trainer version at completion is read."""
         self.batch = train.batch
         self.updates = train.updates
-        self.trained_tokens = sum(e.output_tokens - e.masked_tokens for e in train.experiences)
+        self.trained_tokens = sum([e.output_tokens - e.masked_tokens for e in train.experiences])
         """Actor tokens that carry loss, counted at each use."""
         new = [e for e in train.experiences if e.use == 0]
         self.trajectories = len(new)
@@ -76,23 +76,19 @@ class BatchFold:
 
     def _sum_times(self, new: list[Experience], lives: Lives) -> None:
         self.time = time = TrajectoryTime()
-        self.capped = 0
-        self.lost_tokens = 0
         time.total = sum([e.dequeued_t - e.submitted_t for e in new])
         time.waits_for_signals = sum([e.ready_t - e.generated_t for e in new])
         time.waits_for_group = sum([e.group_ready_t - e.ready_t for e in new])
         time.in_buffer = sum([e.dequeued_t - e.group_ready_t for e in new])
         time.queue = sum([e.generated_t - e.submitted_t for e in new])
-        for e in new:
-            life = lives.get(e.trajectory)
-            if life is not None:
-                time.environment += life.environment
-                time.prefill += life.prefill
-                time.decode += life.decode
-                time.tool += life.tool
-                time.paused += life.paused
-                self.capped += life.capped
-                self.lost_tokens += life.lost_tokens
+        known = [life for e in new if (life := lives.get(e.trajectory)) is not None]
+        time.environment = sum([life.environment for life in known])
+        time.prefill = sum([life.prefill for life in known])
+        time.decode = sum([life.decode for life in known])
+        time.tool = sum([life.tool for life in known])
+        time.paused = sum([life.paused for life in known])
+        self.capped = sum([life.capped for life in known])
+        self.lost_tokens = sum([life.lost_tokens for life in known])
         time.queue -= time.environment + time.prefill + time.decode + time.tool + time.paused
 
     def staleness(self, measure: Measure, sizes: Sizes) -> tuple[float, int]:

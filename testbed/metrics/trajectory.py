@@ -57,11 +57,14 @@ class PauseClock:
 
     def within(self, start: float, end: float) -> float:
         """Seconds held still between two times, the second one not after now."""
-        seconds = max(0.0, end - max(start, self._since)) if self._reasons else 0.0
+        seconds = 0.0
+        if self._reasons and end > self._since:
+            seconds = end - (self._since if self._since > start else start)
         for since, until in reversed(self._intervals):
             if until <= start:
                 break
-            seconds += max(0.0, min(end, until) - max(start, since))
+            if since < end:
+                seconds += (until if until < end else end) - (since if since > start else start)
         return seconds
 
 
