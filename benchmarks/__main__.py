@@ -46,6 +46,7 @@ def main() -> None:
         "single_turn_events_per_turn": results[0]["clock_events_per_turn"],
         "multi_turn_turns_per_cpu_s": results[1]["turns_per_cpu_s"],
         "multi_turn_events_per_turn": results[1]["clock_events_per_turn"],
+        "multi_turn_engine_events_per_turn": results[1]["engine_events_per_turn"],
         "single_turn_with_journal_rollouts_per_cpu_s": results[2]["rollouts_per_cpu_s"],
         "peak_rss_mb_1e5": results[0]["peak_rss_mb"],
         "peak_rss_mb_1e6": None,

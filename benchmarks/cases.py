@@ -2,8 +2,9 @@
 
 `python -m benchmarks.cases CASE ROLLOUTS` prints one JSON object. CPU seconds are of the whole run: core, driver,
 engine models with KV accounting, prefix-aware routing, staleness, streamed metrics; set-up and imports are left out.
-Rollouts are trained trajectories, turns are finished model calls. The journal is off unless the case is
-`single_turn_journal`.
+Rollouts are trajectories of fully generated groups (trained, or dropped as too old later), turns are finished model
+calls. Clock events count everything that the clock pops: engine wake-ups, those that an arrival made void, tools, verifiers,
+weight updates. The journal is off unless the case is `single_turn_journal`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from sim.driver import SimulatedBackend
-from testbed.core.events import Event, TurnFinished
 from testbed.journal import JournalHeader, JournalWriter
 from testbed.metrics import RunMetrics
 from testbed.scenario import Scenario
@@ -80,15 +80,10 @@ def measure(case: str, rollouts: int) -> dict[str, Any]:
 
 
 def _measure(case: str, config: Scenario, folder: Path) -> dict[str, Any]:
-    finished = 0
-
-    def count(event: Event, actions: object) -> None:
-        nonlocal finished
-        finished += type(event) is TurnFinished
 
     backend = SimulatedBackend(config, Path())
     metrics = RunMetrics(config, backend.core.layout)
-    observers: list[Any] = [metrics.observe, count]
+    observers: list[Any] = [metrics.observe]
     writer = None
     if case.endswith("_journal"):
         header = JournalHeader(scenario_hash="", seed=config.run.seed, backend="simulated")
@@ -102,20 +97,23 @@ def _measure(case: str, config: Scenario, folder: Path) -> dict[str, Any]:
         writer.close()
     cpu = time.process_time() - started
     wall = time.perf_counter() - wall
-    trained = backend.core.context.progress.trained_trajectories
+    progress = backend.core.context.progress
+    rollouts = progress.generated * GROUP
+    finished = backend.fleet.finished_turns
     return {
         "case": case,
-        "rollouts": trained,
+        "rollouts": rollouts,
+        "trained": progress.trained_trajectories,
         "turns": finished,
         "cpu_s": cpu,
         "wall_s": wall,
-        "rollouts_per_cpu_s": trained / cpu,
+        "rollouts_per_cpu_s": rollouts / cpu,
         "turns_per_cpu_s": finished / cpu,
         "core_events": backend.core.events,
         "clock_events": backend.clock.events,
         "core_events_per_turn": backend.core.events / finished,
         "clock_events_per_turn": backend.clock.events / finished,
-        "engine_wake_ups_per_turn": backend.fleet.wake_ups / finished,
+        "engine_events_per_turn": (backend.fleet.wake_ups + backend.fleet.stale) / finished,
         "peak_rss_mb": peak_rss_mb(),
         "simulated_s": backend.clock.now,
         "step_time_s": metrics.summary(finish_reason=reason).step_time_mean_s,

@@ -206,6 +206,7 @@ class EngineModel(Scheduler):
         if not self.paused and (self.batch or self.chunked is not None or self.queue):
             raise RuntimeError("weights change while the engine is paused or idle, not while it generates")
         self.record_version(version)
+        self.cache.forget_namespaces({r.namespace for r in self.live.values()})
 
     def release_memory(self, now: float) -> None:
         """The GPU goes to someone else; the cache is gone.

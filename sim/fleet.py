@@ -66,6 +66,8 @@ class Fleet:
         self._forming = False
         self.wake_ups = 0
         """Engine wake-ups that did something."""
+        self.stale = 0
+        """Wake-ups that something had made void meanwhile (a run cut by an arrival)."""
         self.finished_turns = 0
 
     def _new_model(self) -> EngineModel:
@@ -99,6 +101,7 @@ class Fleet:
     def _wake(self, arg: tuple[EngineSlot, float, int]) -> None:
         slot, wake, phase = arg
         if slot.scheduled != wake:
+            self.stale += 1
             return
         now, model = self.clock._now, slot.model
         if phase == ENGINE and model.forms_next:

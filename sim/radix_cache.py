@@ -16,6 +16,7 @@ free.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
@@ -116,6 +117,12 @@ class RadixCache:
         if root is None:
             root = self.roots[namespace] = Node(None, (), None, 0, 0, 0, _NEVER)
         return root
+
+    def forget_namespaces(self, in_use: Set[Any]) -> None:
+        """Drop empty namespaces that no open request belongs to. With versions as namespaces they would pile up."""
+        empty = [name for name, root in self.roots.items() if not root.kids and name not in in_use]
+        for name in empty:
+            del self.roots[name]
 
     # --- walking ------------------------------------------------------------------------------------------------------
 

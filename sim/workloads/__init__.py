@@ -97,19 +97,21 @@ def _sessions(config: SessionsWorkload, scenario: Scenario, base_dir: Path) -> W
     sessions, sha256 = read_sessions(config.path, base_dir)
     open_arrivals = config.arrivals == "trace"
     times = (session.arrival_time_ns / 1e9 for session in sessions) if open_arrivals else None
+    kind = "measured" if config.source else "assumed"
     kinds = {
-        "prompts": "measured",
-        "reply_lengths": "measured",
-        "tools": "measured",
+        "prompts": kind,
+        "reply_lengths": kind,
+        "tools": kind,
         "rewards": "assumed",
-        "arrivals": "measured" if open_arrivals else "assumed",
+        "arrivals": kind if open_arrivals else "assumed",
     }
     return TaskStream(session_tasks(config, sessions, *_run(scenario)), times, _fingerprint(scenario, sha256), kinds)
 
 
 def _journal(config: JournalWorkload, scenario: Scenario, base_dir: Path) -> Workload:
     run = read_run(config.run, base_dir)
-    kinds = dict.fromkeys(("prompts", "reply_lengths", "tools", "rewards"), "measured") | {"arrivals": "assumed"}
+    kind = "measured" if run.backend == "real" else "simulated"
+    kinds = dict.fromkeys(("prompts", "reply_lengths", "tools", "rewards"), kind) | {"arrivals": "assumed"}
     return TaskStream(journal_tasks(config, run, *_run(scenario)), None, _fingerprint(scenario, run.sha256), kinds)
 
 

@@ -34,6 +34,7 @@ class _Line(Struct):
     event: AnyEvent | None = None
     actions: list[AnyAction] = field(default_factory=list)
     level: str = "full"
+    backend: str = ""
 
 
 class Recorded(Struct):
@@ -58,6 +59,8 @@ class RecordedRun(Struct):
     members: dict[int, dict[int, Recorded]] = field(default_factory=dict)
     """task -> member -> record with at least one turn."""
     sha256: str = ""
+    backend: str = ""
+    """`simulated` or `real`, as the header says."""
 
 
 def read_run(name: str, base_dir: Path) -> RecordedRun:
@@ -79,6 +82,7 @@ def read_run(name: str, base_dir: Path) -> RecordedRun:
             raise WorkloadError(
                 path, number, f"the journal is {line.level}; a replay needs one written with `journal: full`"
             )
+        run.backend = run.backend or line.backend
         if line.event is not None:
             _observe(line, run, records, owners)
     for trajectory, (task, member) in owners.items():

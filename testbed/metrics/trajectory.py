@@ -99,11 +99,6 @@ class Life:
         self._since = 0.0
         self._pause_mark = 0.0
 
-    @property
-    def known_s(self) -> float:
-        """Everything but queueing."""
-        return self.environment + self.prefill + self.decode + self.tool + self.paused
-
 
 class Lives:
     """The fold: trajectory -> `Life`, from its environment or first turn until `pop`."""

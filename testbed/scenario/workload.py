@@ -174,6 +174,8 @@ class SessionsWorkload(Section):
 
     type: Literal["sessions"] = "sessions"
     path: str
+    source: str = ""
+    """Where the sessions were recorded, for the report (empty: made up)."""
     arrivals: Literal["trace", "closed"] = "closed"
     max_sessions: PositiveInt | None = None
     max_response_length: PositiveInt = 16384

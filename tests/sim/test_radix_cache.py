@@ -130,3 +130,19 @@ def test_work_does_not_depend_on_the_number_of_tokens() -> None:
     assert got == n - 1
     assert node.kids is not None
     assert [kid.size for kid in node.kids.values()] == [1]
+
+
+def test_rk_08_versions_as_namespaces_do_not_pile_up() -> None:
+    """An empty namespace that nobody uses is forgotten; one with KV, or with an open request, is not."""
+    cache = RadixCache(1, 100)
+    for version in range(50):
+        cache.root(version)
+    kept, _ = cache.extend(cache.root(49), ((1, 0, 30),), 30, 49, False)
+    cache.free -= 30
+    cache.forget_namespaces({48})
+    assert sorted(cache.roots) == [48, 49]
+    assert cache.match(cache.root(49), ((1, 0, 30),), 30) == (kept, 30)
+    cache.unpin(kept)
+    cache.evict(100)
+    cache.forget_namespaces(set())
+    assert cache.roots == {}
