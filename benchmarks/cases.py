@@ -3,8 +3,8 @@
 `python -m benchmarks.cases CASE ROLLOUTS` prints one JSON object. CPU seconds are of the whole run: core, driver,
 engine models with KV accounting, prefix-aware routing, staleness, streamed metrics; set-up and imports are left out.
 Rollouts are trajectories of fully generated groups (trained, or dropped as too old later), turns are finished model
-calls. Clock events count everything that the clock pops: engine wake-ups, those that an arrival made void, tools, verifiers,
-weight updates. The journal is off unless the case is `single_turn_journal`.
+calls. Clock events count everything that the clock pops: engine wake-ups, those that an arrival made void, tools,
+verifiers, weight updates. The journal is off unless the case is `single_turn_journal`.
 """
 
 from __future__ import annotations
