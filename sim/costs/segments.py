@@ -7,6 +7,7 @@ series and their inverse is a quadratic equation. It refuses to know where the n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -42,7 +43,7 @@ def row_through(points: Sequence[tuple[float, float]], low: float = -inf, high: 
     return [*starts, inf], values, slopes, low, high
 
 
-class SegmentCosts:
+class SegmentCosts(ABC):
     """The decode side of `CostModel`. Subclasses give `_row(batch)` and `_prefill(...)`."""
 
     kind: str = ""
@@ -54,13 +55,13 @@ class SegmentCosts:
         self._prefill_asked = 0
         self._prefill_outside = 0
 
+    @abstractmethod
     def _row(self, batch: int) -> Row:
         """Segments of this batch size. All values positive."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _prefill(self, new_tokens: int, attention: float, requests: int) -> tuple[float, bool]:
         """(seconds, whether the question lies outside the source's range)."""
-        raise NotImplementedError
 
     def _make(self, batch: int) -> Row:
         if batch < 1:

@@ -44,7 +44,7 @@ def test_every_run_ends_and_keeps_the_invariants_whatever_fails(seed: int) -> No
 def test_br_14_a_fresh_core_fed_with_the_same_events_takes_the_same_actions(seed: int) -> None:
     r = random.Random(seed)
     backend = random_run(r, random_scenario(r)).run(max_events=20_000)
-    replayed(backend.scenario, backend.records)
+    assert replayed(backend.scenario, backend.records) == sum(len(actions) for _, actions in backend.records)
 
 
 @pytest.mark.parametrize("routing", ["least_load", "random", "power_of_two"])

@@ -87,9 +87,10 @@ def test_stale_prefix_after_in_place_does_not_concern_the_request_that_goes_on()
     run.run(until=50)
     live = next(a for _, a in run.of(do.StartTurn) if a.group == 1)
     spans = ((0, 0, 20), (1, 20, 50))
-    run.core.handle(
+    actions = run.core.handle(
         said.TurnFinished(60.0, live.trajectory, 0, live.engine, 100, 50, spans, 64, 12.0, 12.0, "stop", kv_version=0)
     )
+    assert do.ComputeSignals("reward", (live.trajectory,), -1) in actions, "it is taken as generated"
 
 
 def test_flush_refused_by_waiting_queue_keeps_the_old_version_and_the_job_alive() -> None:

@@ -628,7 +628,7 @@ def test_line_has_the_key(case: Broken) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.fix], ids=lambda case: case.file)
 def test_nearest_works(case: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
-    load_scenario(f"{case.file}.yaml", case.fix)
+    assert load_scenario(f"{case.file}.yaml", case.fix).overrides == tuple(case.fix)
 
 
 def test_every_broken_file_is_a_case() -> None:
