@@ -43,7 +43,7 @@ def write_trace(records: Iterable[tuple[ev.Event, list[act.Action]]], scenario: 
 class _Trace:
     def __init__(self, out: TextIO, scenario: Scenario) -> None:
         self.out = out
-        self.count = 0
+        self.events: list[dict[str, Any]] = []
         self.t = 0.0
         self.layout = layout_of(scenario)
         self.turns: dict[tuple[int, int], dict[str, Any]] = {}
@@ -95,7 +95,6 @@ class _Trace:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, records: Iterable[tuple[ev.Event, list[act.Action]]]) -> int:
-        self.out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         self.name_tracks()
         for event, actions in records:
             self.t = event.t
@@ -107,12 +106,15 @@ class _Trace:
                 if handle is not None:
                     handle(action)
         self.close_everything()
+        # names first, then by time; of slices that begin together the longer one first, so that viewers nest them
+        self.events.sort(key=lambda e: (e.get("ts", -1.0), -e.get("dur", 0.0)))
+        self.out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        self.out.write(",\n".join(json.dumps(e, separators=(",", ":"), ensure_ascii=False) for e in self.events))
         self.out.write("\n]}\n")
-        return self.count
+        return len(self.events)
 
     def emit(self, **event: Any) -> None:
-        self.out.write((",\n" if self.count else "") + json.dumps(event, separators=(",", ":"), ensure_ascii=False))
-        self.count += 1
+        self.events.append(event)
 
     def us(self, t: float) -> float:
         return round(t * 1e6, 3)

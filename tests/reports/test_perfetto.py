@@ -145,6 +145,14 @@ def test_rp_10_a_publication_shows_prepare_copy_barrier_and_pause(trace):
     assert engine["waits for the barrier"] == pytest.approx((6.1e6, 0.3e6))
 
 
+def test_a_slice_stands_before_those_inside_it(trace):
+    """A viewer nests by order: time first, and of slices that begin together the longer one."""
+    keys = [(e["ts"], -e.get("dur", 0.0)) for e in trace if "ts" in e]
+    assert keys == sorted(keys)
+    names = [n for n, _, _ in slices(trace, PUBLICATIONS)]
+    assert names.index("v1 by broadcast") < names.index("prepare")
+
+
 def test_tracks_have_names(trace):
     names = {e["pid"]: e["args"]["name"] for e in trace if e["ph"] == "M" and e["name"] == "process_name"}
     assert names[TRAINER] == "trainer (2 GPUs)" and names[ENGINES + 1].startswith("engine 1 (1 GPUs, pool rollout)")
