@@ -325,6 +325,8 @@ class ExperienceStore:
         if lot.group.lots == 0:
             ctx.groups.pop(lot.group.id, None)
         ctx.out.append(do.Retire(tuple(ids), lot.group.id, outcome, reason, lot.output_tokens, staleness))
+        if lot.group.lots == 0:
+            lot.group.members = []  # members know their group: without this cut they would keep each other alive
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
