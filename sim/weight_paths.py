@@ -199,8 +199,7 @@ class WeightPaths:
         requantize = sum(max(self._requantize_seconds(e) for e in w) for w in waves)
         return PathCost(path, self._prepare_seconds(path), transfer, apply, requantize)
 
-    # --- a shared pool changes phase
-    # ------------------------------------------------------------------------------------
+    # --- a shared pool changes phase ----------------------------------------------------------------------------------
 
     def offload_seconds(self) -> float:
         """Trainer state of one GPU over PCIe, one way: bytes per GPU / usable PCIe bandwidth."""
@@ -225,8 +224,7 @@ class WeightPaths:
             moved += weights / p.rollout_num_gpus_per_engine / self.fabric.pcie_bytes_per_s
         return p.switch.fixed_s + moved
 
-    # --- terms
-    # -----------------------------------------------------------------------------------------------------------
+    # --- terms --------------------------------------------------------------------------------------------------------
 
     def _snapshot_seconds(self) -> float:
         """Gather, then device to host over the PCIe links of all trainer GPUs."""

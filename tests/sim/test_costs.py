@@ -265,8 +265,7 @@ def test_measured_refuses_what_the_table_lacks_and_names_the_nearest(
     assert nearest in e.value.nearest
 
 
-# --- calibrated, factory
-# ------------------------------------------------------------------------------------------------
+# --- calibrated, factory ----------------------------------------------------------------------------------------------
 
 
 def test_calibrated_reads_a_profile_and_marks_its_range(tmp_path: Path) -> None:

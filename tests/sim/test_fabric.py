@@ -77,8 +77,7 @@ def test_rates_come_from_the_cluster_or_else_the_catalogue() -> None:
     assert [n.bytes_per_s for n in fabric.engine_nics] == [20e9, 20e9]
 
 
-# --- published updates
-# --------------------------------------------------------------------------------------------------
+# --- published updates ------------------------------------------------------------------------------------------------
 
 MILES = [
     ("GLM-4.7-9B-Flash", of_size(31.2e9), split(1, 1, 8), 2.5086, 4.229),
@@ -157,8 +156,7 @@ def test_colocated_cuda_ipc(model: ModelSpec, published: float) -> None:
     assert paths(s, model).expected("cuda_ipc").total_s == pytest.approx(published, rel=0.15)
 
 
-# --- properties
-# -----------------------------------------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -306,8 +304,7 @@ def test_restore_brings_the_old_version_back_over_pcie() -> None:
     assert w.restore(1.0, 0) == pytest.approx(1.0 + 2 * 8_190_735_360 / 2 / 50e9)
 
 
-# --- phase switches
-# -------------------------------------------------------------------------------------------------------
+# --- phase switches ---------------------------------------------------------------------------------------------------
 
 
 def shared(**switch: Any) -> Scenario:
