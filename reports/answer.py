@@ -35,7 +35,7 @@ def answer(view: View) -> Sentence:
         return _run_answer(view)
     w, base = view.winner, view.base
     if not view.ranked:
-        return _different_work(view)
+        return _cases(view)
     if len(view.best) == len(view.figures):
         return _all_tie(view)
     if len(view.best) > 1:
@@ -88,10 +88,12 @@ def _but_fewer_tokens(view: View, f: Figures) -> Sentence:
     return () if fewer is None else say("; but each of its steps trains ", fewer, " fewer tokens")
 
 
-def _different_work(view: View) -> Sentence:
+def _cases(view: View) -> Sentence:
     low, high = (pick(view.figures, key=lambda f: f.mean(TIME)) for pick in (min, max))
+    different = "workload" in view.comparison.unequal
     return say(
-        "The variants do different work, so none is recommended: a step takes between ",
+        "The variants do different work" if different else "The variants are cases to look at",
+        ", so none is recommended: a step takes between ",
         number(low, TIME),
         " (",
         Letter(low.letter),

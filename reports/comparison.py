@@ -48,6 +48,8 @@ class Comparison(Struct):
     """Letter -> hash of the first seed's scenario."""
     facts: dict[str, str] = field(default_factory=dict)
     """Input family (`engine_step`, `price`, ...) or any other word -> what it is, for the page's last part."""
+    alternatives: bool = True
+    """Whether one variant may be named the best: they are layouts to choose from, not cases to look at."""
     unequal: list[str] = field(default_factory=list)
     """What really differs among `gpus` and `workload`, because the study allows it."""
 
@@ -68,6 +70,7 @@ def build_comparison(
     seconds: float = 0.0,
     facts: Mapping[str, str] | None = None,
     allow_unequal: Collection[str] = (),
+    alternatives: bool = True,
 ) -> Comparison:
     """Check that the runs may be compared. `allow_unequal` may hold `gpus`, `workload`, `batch`.
 
@@ -117,6 +120,7 @@ def build_comparison(
         seeds=seeds,
         scenario_hashes={v.letter: v.runs[0].scenario_hash for v in named},
         facts=dict(facts or {}),
+        alternatives=alternatives,
         unequal=_unequal(named),
     )
 

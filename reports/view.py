@@ -44,8 +44,8 @@ class View(Struct):
 
     @property
     def ranked(self) -> bool:
-        """Whether a best variant may be named: they do the same work."""
-        return "workload" not in self.comparison.unequal
+        """Whether a best variant may be named: they do the same work, and are there to choose from."""
+        return self.comparison.alternatives and "workload" not in self.comparison.unequal
 
 
 def view_of(comparison: Comparison) -> View:

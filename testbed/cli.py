@@ -352,6 +352,7 @@ def _report_comparison(
         seconds=seconds,
         facts=about["facts"],
         allow_unequal=about["allow_unequal"],
+        alternatives=about["alternatives"],
     )
     paths = write_report(comparison, folder)
     show_comparison(comparison)
@@ -468,6 +469,7 @@ def report(
             "baseline": variants[0][0],
             "facts": {},
             "allow_unequal": [],
+            "alternatives": True,
             **(about or {}),
             "command": _command(ctx),
         },

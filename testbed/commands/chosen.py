@@ -125,6 +125,7 @@ def about_comparison(study: Study, variants: Sequence[Variant], seeds: Sequence[
         "seeds": list(seeds),
         "baseline": study.baseline if study.baseline in names else names[0],
         "allow_unequal": list(study.allow_unequal),
+        "alternatives": study.alternatives,
         "facts": facts_of(variants[0].scenario),
         "variants": [{"name": v.name, "note": v.note, "changes": dict(v.changes)} for v in variants],
     }

@@ -57,6 +57,8 @@ class StudyFile(Section):
     """Dotted key -> values, or sections of values that change together."""
     allow_unequal: tuple[Unequal, ...] = ()
     """What may differ between variants although comparisons normally forbid it."""
+    alternatives: bool = True
+    """false: the variants are cases to look at, not layouts to choose from; the report names none as the best."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Study:
     """What file names in the scenarios are relative to: the folder of the base."""
     allow_unequal: tuple[Unequal, ...] = ()
     """What may differ between variants although comparisons normally forbid it."""
+    alternatives: bool = True
+    """Whether one of them may be named the best."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), *, simulated: bo
     faults = [f.at(places[v.name]) for v in variants for f in _unfair(v, reference, file.allow_unequal)]
     if faults:
         raise ScenarioError(in_order(faults))
-    return Study(file.study, file.question, seeds, baseline, variants, base_dir, file.allow_unequal)
+    return Study(file.study, file.question, seeds, baseline, variants, base_dir, file.allow_unequal, file.alternatives)
 
 
 def _base(file: StudyFile, written: Source, path: Path) -> tuple[Source, Path]:

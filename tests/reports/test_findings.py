@@ -265,6 +265,14 @@ def test_variants_that_do_different_work_are_not_ranked():
     assert all(not letters for letters in marked(view).values())
 
 
+def test_cases_to_look_at_are_not_ranked():
+    view = several(("one", COLOCATED, {"stretch": 0.5}), ("other", COLOCATED, {}), alternatives=False)
+    assert said(view) == (
+        "The variants are cases to look at, so none is recommended: a step takes between 164 s (A) and 328 s (B)."
+    )
+    assert all(not letters for letters in marked(view).values())
+
+
 def test_ws_04_a_path_is_not_blamed_for_the_rule_it_was_used_under():
     """Draining requests under `finish` takes 60 s on any path: broadcast is judged by the variant without it."""
     view = several(

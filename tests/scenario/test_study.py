@@ -126,6 +126,11 @@ grid:
     assert study.baseline == study.variants[0].name
 
 
+def test_variants_may_be_cases_instead_of_alternatives(tmp_path: Path) -> None:
+    assert load_study(write(tmp_path, STUDY)).alternatives
+    assert not load_study(write(tmp_path, STUDY + "alternatives: false\n")).alternatives
+
+
 def test_is_study(tmp_path: Path) -> None:
     path = write(tmp_path, STUDY)
     assert is_study(path)
