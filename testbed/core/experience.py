@@ -381,7 +381,7 @@ class ExperienceStore:
         """A batch of what is in the buffer; None if too much of it is too old (the rest is given back)."""
         p, rule = self._p, self.rule
         left = self._in_turn(ready_only=True) if self._order.in_turn else self.buffer.num_ready
-        chosen: list[tuple[Lot, int, str]] = []
+        chosen: list[tuple[Lot, str]] = []
         while len(chosen) < self.lots_per_batch and left and self.buffer.num_ready:
             left -= 1
             lot = self.buffer.take()
@@ -393,18 +393,18 @@ class ExperienceStore:
             elif verdict in ("drop", "retry"):
                 self._dispose(lot, verdict, reading, buffered=False)
             else:
-                chosen.append((lot, reading, verdict))
+                chosen.append((lot, verdict))
         if len(chosen) < self.lots_per_batch:
-            for lot, _, _ in chosen:
+            for lot, _ in chosen:
                 self.buffer.give_back(lot)
             self._stored_late()
             return None
         self._stored_late()
-        self._batch = [lot for lot, _, _ in chosen]
+        self._batch = [lot for lot, _ in chosen]
         if self._together:
             for lot in self._batch:
                 lot.group.advance("take")
-        experiences = tuple(self._experience(t, lot, verdict) for lot, _, verdict in chosen for t in lot.members)
+        experiences = tuple(self._experience(t, lot, verdict) for lot, verdict in chosen for t in lot.members)
         p.batches_dequeued += 1
         number = self._batches
         self._batches += 1

@@ -198,14 +198,9 @@ class Rollouts:
 
     def turn_finished(self, event: said.TurnFinished) -> Engine:
         """Returns the engine that the turn left (an update may wait for it to run empty)."""
-        if self._from_beyond(event.trajectory, event.engine):
-            return self._ctx.engines[event.engine]
-        t = self._ctx.trajectories.get(event.trajectory)
-        if t is None or t.turn != event.turn:
-            raise ProtocolError(
-                f"TurnFinished for trajectory {event.trajectory} turn {event.turn}, which is not in flight"
-            )
-        engine = self._leave_engine(t, event.engine)
+        engine, t = self._over(event)
+        if t is None:
+            return engine
         self._read_versions(t, event)
         t.output_tokens += event.output_tokens
         if t.first_token_t < 0:
@@ -274,20 +269,24 @@ class Rollouts:
         if group.generated == len(group.members) and self.admission.early_stop(self._p):
             self._stop_round()
 
-    def _from_beyond(self, trajectory: int, engine: int) -> bool:
-        """Whether an engine that was given up answers after all: its turns were sent elsewhere."""
-        e = self._ctx.engines[engine]
-        return e.state == "lost" and trajectory not in e.in_flight
-
-    def turn_failed(self, event: said.TurnFailed) -> Engine:
-        if self._from_beyond(event.trajectory, event.engine):
-            return self._ctx.engines[event.engine]
+    def _over(self, event: said.TurnFinished | said.TurnFailed) -> tuple[Engine, Trajectory | None]:
+        """The engine, and the trajectory whose turn has left it; None if an engine that was given up answers after all
+        (its turns were sent elsewhere). Raises `ProtocolError` if the turn is not in flight."""
+        engine = self._ctx.engines[event.engine]
+        if engine.state == "lost" and event.trajectory not in engine.in_flight:
+            return engine, None
         t = self._ctx.trajectories.get(event.trajectory)
         if t is None or t.turn != event.turn:
             raise ProtocolError(
-                f"TurnFailed for trajectory {event.trajectory} turn {event.turn}, which is not in flight"
+                f"{type(event).__name__} for trajectory {event.trajectory} turn {event.turn}, which is not in flight"
             )
-        engine = self._leave_engine(t, event.engine)
+        return self._leave_engine(t, event.engine), t
+
+    def turn_failed(self, event: said.TurnFailed) -> Engine:
+        """As `turn_finished`."""
+        engine, t = self._over(event)
+        if t is None:
+            return engine
         t.wasted_tokens += event.output_tokens
         t.engine = -1
         if t.aborting and not t.aborting.startswith("requeue"):
