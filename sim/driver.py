@@ -21,12 +21,12 @@ from sim.services import Services
 from sim.trainer import TrainerModel
 from sim.weight_paths import WeightPaths
 from sim.weight_steps import WeightSteps
-from sim.workloads import Workload, workload
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.core import Core
 from testbed.scenario import Scenario
 from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
+from testbed.workloads import Workload, workload
 
 Observer = Callable[[said.Event, list[do.Action]], None]
 Progress = Callable[[float, int, int], None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from sim.workloads import Plan, Run, Task, Workload
+from testbed.workloads import Plan, Run, Task, Workload
 
 
 class Conversation:

@@ -11,10 +11,10 @@ from sim.clock import ARRIVE, COMPLETE, Clock
 from sim.experience_store import ExperienceStore
 from sim.tools import Environments, Station
 from sim.trainer import TrainerModel
-from sim.workloads import Task, Workload
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.scenario import Scenario
+from testbed.workloads import Task, Workload
 
 
 class Services:

@@ -90,7 +90,7 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     errors: list[type[BaseException]] = [CommandError, ScenarioError, CatalogueError, JournalError]
     if "sim" in sys.modules:
         from sim.costs.errors import CostModelError
-        from sim.workloads import WorkloadError
+        from testbed.workloads import WorkloadError
 
         errors += [CostModelError, WorkloadError]
     if "reports" in sys.modules:

@@ -13,7 +13,6 @@ import pytest
 
 from sim.driver import SimulatedBackend, StuckError
 from sim.run import simulate
-from sim.workloads import workload
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.core import Core
@@ -21,6 +20,7 @@ from testbed.journal import read_journal
 from testbed.journal.replay import replay
 from testbed.metrics import read_summary
 from testbed.scenario import Scenario
+from testbed.workloads import workload
 from tests.support.scenarios import COLOCATED, scenario, tree
 from tests.support.simulated import HERE, LINEAR, QUICK, Run, fixed, linear_run, run, split
 

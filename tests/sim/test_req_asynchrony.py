@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sim.workloads import workload
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.workloads import workload
 from tests.support.simulated import HERE, STEP, Run, fixed, linear_run, split, turn_seconds
 from tests.support.timeline import overlap, pauses, training
 

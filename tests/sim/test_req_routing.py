@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.workloads import workload
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.workloads import workload
 from tests.support.simulated import HERE, LINEAR, PREFILL, STEP, Run, fixed, linear_run, split, turn_seconds
 
 PER_TOKEN = 1e-4

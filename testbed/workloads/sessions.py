@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from sim.workloads.errors import WorkloadError
-from sim.workloads.files import find, lines
-from sim.workloads.outcomes import needs_environment, outcomes
-from sim.workloads.plan import BLOCK_TOKENS, Plan, Task, prompt_content
-from sim.workloads.trace import explain, fresh_blocks
 from testbed.scenario.workload import SessionsWorkload
+from testbed.workloads.errors import WorkloadError
+from testbed.workloads.files import find, lines
+from testbed.workloads.outcomes import needs_environment, outcomes
+from testbed.workloads.plan import BLOCK_TOKENS, Plan, Task, prompt_content
+from testbed.workloads.trace import explain, fresh_blocks
 
 
 class SubRequest(Struct):

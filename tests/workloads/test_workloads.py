@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sim.workloads import BLOCK_TOKENS, SYSTEM_PROMPT, Task, WorkloadError, extend, workload
-from sim.workloads.distributions import duration_sampler, length_sampler, solve_lognormal, stream
 from testbed.scenario import Scenario
 from testbed.scenario.workload import ExponentialTime, FixedTime, GeometricLength, LognormalLength, LognormalTime
+from testbed.workloads import BLOCK_TOKENS, SYSTEM_PROMPT, Task, WorkloadError, extend, workload
+from testbed.workloads.distributions import duration_sampler, length_sampler, solve_lognormal, stream
 
 Z_999 = 3.29
 """Two-sided 99.9 % quantile of the normal distribution."""

@@ -16,14 +16,14 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from sim.workloads.errors import WorkloadError
-from sim.workloads.files import find, lines
-from sim.workloads.outcomes import needs_environment, outcomes
-from sim.workloads.plan import BLOCK_TOKENS, Plan, Run, Task, prompt_content
-from sim.workloads.trace import explain, fresh_blocks
 from testbed.core.actions import AnyAction, ComputeSignals, RunTool, StartTurn
 from testbed.core.events import AnyEvent, SignalReady, TaskArrived, ToolFinished, TurnFinished
 from testbed.scenario.workload import JournalWorkload
+from testbed.workloads.errors import WorkloadError
+from testbed.workloads.files import find, lines
+from testbed.workloads.outcomes import needs_environment, outcomes
+from testbed.workloads.plan import BLOCK_TOKENS, Plan, Run, Task, prompt_content
+from testbed.workloads.trace import explain, fresh_blocks
 
 JOURNAL_FILE = "journal.jsonl.zst"
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from sim.workloads.errors import WorkloadError
-from sim.workloads.files import TRACES, find, lines
-from sim.workloads.outcomes import needs_environment, outcomes
-from sim.workloads.plan import BLOCK_TOKENS, Plan, Run, Task, prompt_content
 from testbed.scenario.workload import TraceWorkload
+from testbed.workloads.errors import WorkloadError
+from testbed.workloads.files import TRACES, find, lines
+from testbed.workloads.outcomes import needs_environment, outcomes
+from testbed.workloads.plan import BLOCK_TOKENS, Plan, Run, Task, prompt_content
 
 
 class Trace(Struct):

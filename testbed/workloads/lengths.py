@@ -11,12 +11,19 @@ from itertools import count, islice
 
 import numpy as np
 
-from sim.workloads.distributions import DurationSampler, LengthSampler, Tokens, duration_sampler, length_sampler, stream
-from sim.workloads.errors import WorkloadError
-from sim.workloads.outcomes import CHUNK, Outcome, needs_environment, outcomes
-from sim.workloads.plan import BLOCK_TOKENS, SYSTEM_PROMPT, Plan, Run, Task, prompt_content
-from sim.workloads.trace import Trace, fresh_blocks
 from testbed.scenario.workload import FixedLength, LengthsWorkload, ReplyLength, TraceLength
+from testbed.workloads.distributions import (
+    DurationSampler,
+    LengthSampler,
+    Tokens,
+    duration_sampler,
+    length_sampler,
+    stream,
+)
+from testbed.workloads.errors import WorkloadError
+from testbed.workloads.outcomes import CHUNK, Outcome, needs_environment, outcomes
+from testbed.workloads.plan import BLOCK_TOKENS, SYSTEM_PROMPT, Plan, Run, Task, prompt_content
+from testbed.workloads.trace import Trace, fresh_blocks
 
 Prompt = tuple[tuple[Run, ...], int, tuple[int, ...], int]
 """(runs, tokens, routing blocks, tokens per block)."""

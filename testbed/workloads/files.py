@@ -19,7 +19,7 @@ from typing import IO
 import zstandard
 
 import testbed
-from sim.workloads.errors import WorkloadError
+from testbed.workloads.errors import WorkloadError
 
 TRACES: dict[str, str] = {
     "azure_code": "azure_llm_2023_code.csv.gz",

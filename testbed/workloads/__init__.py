@@ -13,11 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sim.workloads.errors import WorkloadError
-from sim.workloads.files import TRACES
-from sim.workloads.journal import journal_tasks, read_run
-from sim.workloads.lengths import arrival_times, length_tasks
-from sim.workloads.plan import (
+from testbed.scenario import Scenario
+from testbed.scenario.workload import (
+    JournalWorkload,
+    LengthsWorkload,
+    LognormalLength,
+    SessionsWorkload,
+    TraceLength,
+    TraceWorkload,
+)
+from testbed.workloads.errors import WorkloadError
+from testbed.workloads.files import TRACES
+from testbed.workloads.journal import journal_tasks, read_run
+from testbed.workloads.lengths import arrival_times, length_tasks
+from testbed.workloads.plan import (
     BLOCK_TOKENS,
     SYSTEM_PROMPT,
     Plan,
@@ -28,17 +37,8 @@ from sim.workloads.plan import (
     extend,
     prompt_content,
 )
-from sim.workloads.sessions import read_sessions, session_tasks
-from sim.workloads.trace import read_trace, trace_tasks
-from testbed.scenario import Scenario
-from testbed.scenario.workload import (
-    JournalWorkload,
-    LengthsWorkload,
-    LognormalLength,
-    SessionsWorkload,
-    TraceLength,
-    TraceWorkload,
-)
+from testbed.workloads.sessions import read_sessions, session_tasks
+from testbed.workloads.trace import read_trace, trace_tasks
 
 __all__ = [
     "BLOCK_TOKENS",

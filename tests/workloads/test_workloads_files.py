@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from sim.workloads import Plan, Task, WorkloadError, workload
-from sim.workloads.files import TRACES, find
-from sim.workloads.trace import read_trace
 from testbed.core.actions import AnyAction, ComputeSignals, RunTool, StartTurn
 from testbed.core.events import AnyEvent, SignalReady, TaskArrived, ToolFinished, TurnFinished
 from testbed.scenario import Scenario
+from testbed.workloads import Plan, Task, WorkloadError, workload
+from testbed.workloads.files import TRACES, find
+from testbed.workloads.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from sim.workloads.distributions import duration_sampler, stream
 from testbed.scenario.workload import FixedTime, Rewards, Tools
+from testbed.workloads.distributions import duration_sampler, stream
 
 CHUNK = 256
 """Tasks drawn at once: a draw costs tens of nanoseconds, and how many tasks are used changes none of them."""
