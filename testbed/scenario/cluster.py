@@ -9,7 +9,7 @@ from typing import Literal
 
 from testbed.scenario.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
-GpuName = Literal["A100", "H100", "H200", "B200", "H20"]
+GpuName = Literal["A100", "H100", "H200", "B200", "H20", "CPU"]
 
 
 class Links(Section):

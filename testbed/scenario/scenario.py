@@ -8,6 +8,7 @@ from testbed.scenario.cluster import Cluster
 from testbed.scenario.experience import Experience
 from testbed.scenario.model import ModelConfig
 from testbed.scenario.placement import Placement
+from testbed.scenario.real import Real
 from testbed.scenario.rollout import Rollout
 from testbed.scenario.run import Run, Simulation
 from testbed.scenario.training import Training
@@ -32,3 +33,4 @@ class Scenario(Section):
     weights: Weights
     run: Run = Run()
     simulation: Simulation = Simulation()
+    real: Real = Real()

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from testbed.scenario.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from testbed.scenario.environment import Environment
 
 
 class FixedLength(Section):
@@ -142,6 +143,9 @@ class LengthsWorkload(Section):
     arrival_rate_per_s: PositiveFloat | None = None
     rewards: Rewards = Rewards()
     tools: Tools = Tools()
+    environment: Environment | None = None
+    """Tasks with text and a verifier for real runs, which `prompt`, `reply`, `turns` and `rewards` stand for in a
+    simulation; null: a real run asks for these lengths with random tokens."""
 
     @model_validator(mode="after")
     def _arrivals(self) -> LengthsWorkload:

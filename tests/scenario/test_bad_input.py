@@ -459,7 +459,7 @@ CASES = (
     ),
     Broken(
         "unknown_gpu",
-        ("unknown_gpu.yaml:3: cluster.gpu: `H1000` is not one of A100, H100, H200, B200, H20 (nearest: H100)",),
+        ("unknown_gpu.yaml:3: cluster.gpu: `H1000` is not one of A100, H100, H200, B200, H20, CPU (nearest: H100)",),
         ("cluster.gpu=H100",),
     ),
     Broken(

@@ -137,7 +137,8 @@ def test_a_key_of_a_default_union_needs_no_type(good: Path) -> None:
         ("run={seed: 1", "--set run={seed: 1: run: `{seed: 1` is not a YAML value"),
         (
             "cluster.gpu=B300",
-            "--set cluster.gpu=B300: cluster.gpu: `B300` is not one of A100, H100, H200, B200, H20 (nearest: B200)",
+            "--set cluster.gpu=B300: cluster.gpu: `B300` is not one of A100, H100, H200, B200, H20, CPU "
+            "(nearest: B200)",
         ),
     ],
 )
@@ -219,7 +220,9 @@ def _value(draw: st.DrawFn, annotation: Any, metadata: list[Any]) -> Any:
     if typing.get_origin(annotation) is typing.Literal:
         return draw(st.sampled_from(parts))
     if typing.get_origin(annotation) is tuple:
-        return draw(st.lists(st.sampled_from(typing.get_args(parts[0])), max_size=3))
+        return [_value(draw, parts[0], []) for _ in range(draw(st.integers(0, 3)))]
+    if typing.get_origin(annotation) is dict:
+        return draw(st.dictionaries(st.sampled_from(["a", "b"]), st.integers() | st.booleans(), max_size=2))
     if parts:
         return _value(draw, draw(st.sampled_from(parts)), metadata)
     if annotation is type(None):

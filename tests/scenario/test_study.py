@@ -211,7 +211,7 @@ def test_impossible_variant_is_refused_with_its_line(tmp_path: Path) -> None:
 
 def test_fault_of_the_base_is_said_once(tmp_path: Path) -> None:
     assert refused(tmp_path, STUDY, base=BASE.replace("gpu: H100", "gpu: H101")) == [
-        "base.yaml:1: cluster.gpu: `H101` is not one of A100, H100, H200, B200, H20 (nearest: H100)"
+        "base.yaml:1: cluster.gpu: `H101` is not one of A100, H100, H200, B200, H20, CPU (nearest: H100)"
     ]
 
 

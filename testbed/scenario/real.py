@@ -1,0 +1,71 @@
+"""What only a run on real engines and trainers needs: devices, processes, optimizer, loss and sampling.
+
+The simulated backend reads nothing here. Names are those of SGLang, Miles and slime where they have one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from testbed.scenario.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class Optimizer(Section):
+    """AdamW with a global gradient-norm limit."""
+
+    lr: PositiveFloat = 1e-5
+    adam_beta1: Fraction = 0.9
+    adam_beta2: Fraction = 0.98
+    adam_eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    clip_grad: PositiveFloat = 1.0
+
+
+class PolicyLoss(Section):
+    """The clipped policy loss and the group-relative advantage."""
+
+    eps_clip: PositiveFloat = 0.2
+    eps_clip_high: PositiveFloat | None = None
+    """null: as `eps_clip`."""
+    advantage_std: Literal["population", "sample", "none"] = "population"
+    """What a group's centred rewards are divided by."""
+    loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+    denominator: Literal["generation", "recomputed"] = "generation"
+    """Log-probabilities in the ratio's denominator: the engine's when sampled, or the trainer's own before the
+    update (asks for `algorithm.recompute_old_log_probs`)."""
+    kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
+
+
+class Warmup(Section):
+    """A short supervised stage on the environment's own answers before the first rollout, cached."""
+
+    steps: NonNegativeInt = 0
+    batch_size: PositiveInt = 64
+    lr: PositiveFloat = 3e-3
+
+
+class Real(Section):
+    """Options of the real backend alone."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: CUDA where there is one."""
+    temperature: PositiveFloat = 1.0
+    optimizer: Optimizer = Optimizer()
+    loss: PolicyLoss = PolicyLoss()
+    warmup: Warmup = Warmup()
+    save_interval: PositiveInt | None = None
+    """Batches between two checkpoints in the run folder; null: none."""
+    engine_command: tuple[str, ...] = ()
+    """Command that starts a server, for engines in an environment of their own; empty: this Python and
+    `-m sglang.launch_server`."""
+    engine_args: tuple[str, ...] = ()
+    """More server arguments."""
+    ray_address: str | None = None
+    """A running Ray cluster; null: one is started for the run."""
+    oversubscribe: bool = False
+    """Several roles may use one GPU at once (a check on a machine with fewer GPUs than the scenario has)."""
+    start_timeout_s: PositiveFloat = 300.0
+    request_timeout_s: PositiveFloat = 600.0
+    watchdog_s: Annotated[float, Field(gt=0)] = 300.0
+    """A run in which work is queued and nothing finishes for this long is ended with a message."""
