@@ -30,10 +30,10 @@ class PolicyLoss(Section):
     """null: as `eps_clip`."""
     advantage_std: Literal["population", "sample", "none"] = "population"
     """What a group's centred rewards are divided by."""
-    loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-    denominator: Literal["generation", "recomputed"] = "generation"
-    """Log-probabilities in the ratio's denominator: the engine's when sampled, or the trainer's own before the
-    update (asks for `algorithm.recompute_old_log_probs`)."""
+    loss_aggregation: Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+    denominator: Literal["generation", "recomputed", "decoupled"] = "generation"
+    """Log-probabilities in the ratio's denominator: the engine's when sampled, the trainer's own before the update,
+    or both (AReaL's decoupled loss). All but `generation` need `algorithm.recompute_old_log_probs`."""
     kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
 
 

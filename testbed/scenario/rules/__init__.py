@@ -11,11 +11,11 @@ from pathlib import Path
 
 from testbed.scenario.catalogue import CatalogueError, gpu_spec, model_spec
 from testbed.scenario.errors import Fault
-from testbed.scenario.rules import flow, gpus, inputs, memory, updates
+from testbed.scenario.rules import flow, gpus, inputs, memory, real, updates
 from testbed.scenario.rules.context import Context
 from testbed.scenario.scenario import Scenario
 
-__all__ = ["REMARKS", "RULES", "SIMULATION_RULES", "Context", "check", "remarks"]
+__all__ = ["REAL_RULES", "REMARKS", "RULES", "SIMULATION_RULES", "Context", "check", "remarks"]
 
 Rule = Callable[[Context], Iterator[Fault]]
 
@@ -64,6 +64,14 @@ RULES: tuple[Rule, ...] = (
 SIMULATION_RULES: tuple[Rule, ...] = (inputs.table_knows_engine,)
 """Hold for the simulated backend alone; asked when the others are content."""
 
+REAL_RULES: tuple[Rule, ...] = (
+    real.signals_can_be_computed,
+    real.denominator_is_computed,
+    real.precision_is_served,
+    real.one_trainer_split,
+)
+"""Hold for the real backend alone."""
+
 REMARKS: tuple[Callable[[Context], Iterator[str]], ...] = (
     gpus.unused_gpus,
     gpus.ranks_without_data,
@@ -84,8 +92,8 @@ def check(scenario: Scenario, base_dir: Path, *, simulated: bool = True) -> list
     """Every reason why this scenario cannot run, without file and line. `base_dir`: what file names are relative to."""
     context = _context(scenario, base_dir)
     faults = [fault for rule in RULES for fault in rule(context)]
-    if simulated and not faults:
-        faults = [fault for rule in SIMULATION_RULES for fault in rule(context)]
+    if not faults:
+        faults = [fault for rule in (SIMULATION_RULES if simulated else REAL_RULES) for fault in rule(context)]
     return faults
 
 
