@@ -6,8 +6,9 @@ They refuse to know queues, trees and time.
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import deque
 from functools import lru_cache
-from heapq import heappop, heappush
 
 from sim.engine_request import Request
 
@@ -71,7 +72,8 @@ class FutureTokens:
         self.linear = 0
         self.clipped = 0
         self._sum = 0
-        self._crossings: list[tuple[int, int, Request]] = []
+        # by quota, smallest first; nearly all come in that order
+        self._crossings: deque[tuple[int, int, Request]] = deque()
 
     def add(self, r: Request, quota: int, steps: int) -> None:
         r.quota = quota
@@ -82,25 +84,29 @@ class FutureTokens:
         else:
             r.linear = False
             self.clipped += 1
-            heappush(self._crossings, (quota, r.seq, r))
+            crossings = self._crossings
+            if not crossings or crossings[-1][0] <= quota:
+                crossings.append((quota, r.seq, r))
+            else:
+                insort(crossings, (quota, r.seq, r))
 
     def remove(self, r: Request) -> None:
-        """A request leaves; its mark in the heap, if any, is void from then on (and goes once it is the first)."""
+        """A request leaves; its mark, if any, is void from then on (and goes once it is the first)."""
         if r.linear:
             self.linear -= 1
             self._sum -= r.quota
         else:
             self.clipped -= 1
             r.linear = True
-            heap = self._crossings
-            while heap and heap[0][2].linear:
-                heappop(heap)
+            crossings = self._crossings
+            while crossings and crossings[0][2].linear:
+                crossings.popleft()
 
     def _cross(self, steps: int) -> None:
         """Requests that fell below the clip become linear; marks of requests that left are dropped."""
-        heap = self._crossings
-        while heap and heap[0][0] - steps < CLIP_MAX_NEW_TOKENS:
-            quota, _, r = heappop(heap)
+        crossings = self._crossings
+        while crossings and crossings[0][0] - steps < CLIP_MAX_NEW_TOKENS:
+            quota, _, r = crossings.popleft()
             if not r.linear and r.quota == quota:
                 r.linear = True
                 self.clipped -= 1

@@ -40,7 +40,7 @@ def ignore(arg: Any) -> None:
 
 
 class Call(Struct, eq=False):
-    """One scheduled callback, in SimPy's heap beside SimPy's own events."""
+    """One scheduled callback that can be cancelled."""
 
     callback: Callable[[Any], object]
     arg: Any
@@ -49,6 +49,10 @@ class Call(Struct, eq=False):
         """Do nothing when the time comes. O(1): the entry stays in the heap and is still counted as an event."""
         self.callback = ignore
         self.arg = None
+
+
+def _make(call: Call) -> None:
+    call.callback(call.arg)
 
 
 class Clock(simpy.Environment):
@@ -63,7 +67,9 @@ class Clock(simpy.Environment):
         self.events = 0
         self.stopped = False
         """Set by a callback: `run_events` returns after it."""
-        self._heap: list[Any] = self._queue  # SimPy's own heap; its entries may be calls here
+        # SimPy's own heap. A call is an entry of five, (time, priority, number, callback, argument): one tuple is all
+        # that it costs. SimPy's own entries are of four, and end with the event.
+        self._heap: list[Any] = self._queue
 
     def at(self, time: float, priority: int, callback: Callable[[Any], object], arg: Any = None) -> Call:
         """Call `callback(arg)` at `time` (s, absolute), after everything of the same time with a lower priority
@@ -74,21 +80,27 @@ class Clock(simpy.Environment):
         if not time >= self._now:
             raise ValueError(f"time {time!r} s is before now ({self._now!r} s)")
         call = Call(callback, arg)
-        heappush(self._heap, (time, priority, next(self._eid), call))
+        heappush(self._heap, (time, priority, next(self._eid), _make, call))
         return call
+
+    def put(self, time: float, priority: int, callback: Callable[[Any], object], arg: Any) -> None:
+        """As `at`, without a handle to cancel it by."""
+        if not time >= self._now:
+            raise ValueError(f"time {time!r} s is before now ({self._now!r} s)")
+        heappush(self._heap, (time, priority, next(self._eid), callback, arg))
 
     def step(self) -> None:
         """The next event; SimPy's `step` with a short way for calls. Raises EmptySchedule if nothing is scheduled."""
         queue = self._heap
         if not queue:
             raise EmptySchedule
-        event = queue[0][3]
         self.events += 1
-        if type(event) is not Call:
+        if len(queue[0]) != 5:  # not a call
             super().step()
             return
-        self._now = heappop(queue)[0]
-        event.callback(event.arg)
+        entry = heappop(queue)
+        self._now = entry[0]
+        entry[3](entry[4])
 
     def run_events(self, most: int, until: float = inf) -> None:
         """Up to `most` events; fewer if nothing is scheduled any more up to `until` (s), or `stopped` is set
@@ -96,14 +108,15 @@ class Clock(simpy.Environment):
         queue = self._heap
         done = 0
         while queue and done < most and not self.stopped:
-            time, _, _, event = queue[0]
+            entry = queue[0]
+            time = entry[0]
             if time > until:
                 break
-            if type(event) is Call:
+            if len(entry) == 5:  # a call
                 heappop(queue)
                 self._now = time
                 done += 1
-                event.callback(event.arg)
+                entry[3](entry[4])
             else:
                 self.step()
         self.events += done

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
+from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock, ignore
 from sim.costs import cost_model
 from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
@@ -101,6 +101,7 @@ class SimulatedBackend:
             do.SwitchPool: weights.switch_pool,
             do.SetTimer: self._set_timer,
             do.Finish: self._finish,
+            do.Note: ignore,
         }
 
     def use(self, observers: Sequence[Observer]) -> None:
@@ -167,9 +168,7 @@ class SimulatedBackend:
                 for observe in observers:
                     observe(event, actions)
                 for action in actions:
-                    carry_out = table.get(type(action))
-                    if carry_out is not None:
-                        carry_out(action)
+                    table[type(action)](action)
                 if not pending:
                     break
                 event = pending.popleft()

@@ -60,6 +60,7 @@ class EngineModel(Scheduler):
         "device",
         "draining",
         "due",
+        "forms_next",
         "gpu_end",
         "held",
         "inbox",
@@ -115,13 +116,10 @@ class EngineModel(Scheduler):
         """The boundary at which the planned run ends, if it has been worked out."""
         self._form = False
         """Whether an iteration is to be formed after the planned run."""
+        self.forms_next = False
+        """Whether the next wake-up starts an iteration (and does not end one or carry news)."""
         self._open = False
         """Whether an arrival would be looked at during the planned run."""
-
-    @property
-    def forms_next(self) -> bool:
-        """Whether the next wake-up starts an iteration (and does not end one or carry news)."""
-        return self._form and self._k <= 0 and not self.due
 
     # --- what is asked of it ------------------------------------------------------------------------------------------
 
@@ -130,9 +128,11 @@ class EngineModel(Scheduler):
 
         Raises ValueError if a request with this `rid` is open, or if its runs do not hold `prompt_tokens` tokens.
         """
-        rid, tokens = request.rid, 0
-        for _, _, n in request.content:
-            tokens += n
+        rid, content = request.rid, request.content
+        if len(content) == 1:
+            tokens: int = content[0][2]
+        else:
+            tokens = sum([n for _, _, n in content])
         if tokens != request.prompt_tokens:
             raise ValueError(f"request {rid!r}: its runs hold {tokens} tokens, not {request.prompt_tokens}")
         if rid in self.live:
@@ -182,6 +182,7 @@ class EngineModel(Scheduler):
         if self.released:
             self.paused = True
             self.due.append(Paused(now, mode))
+            self.forms_next = False
             self.wake_at = now
         else:
             self._control(now, _PAUSE, mode)
@@ -206,7 +207,8 @@ class EngineModel(Scheduler):
         if not self.paused and (self.batch or self.chunked is not None or self.queue):
             raise RuntimeError("weights change while the engine is paused or idle, not while it generates")
         self.record_version(version)
-        self.cache.forget_namespaces({r.namespace for r in self.live.values()})
+        if self.cache.has_empty_namespaces:
+            self.cache.forget_namespaces({r.namespace for r in self.live.values()})
 
     def release_memory(self, now: float) -> None:
         """The GPU goes to someone else; the cache is gone.
@@ -289,7 +291,9 @@ class EngineModel(Scheduler):
             if self._form:
                 self._iterate()
             if self.due:
-                self._k, self._form, self.wake_at = -1, False, self.due[0].t
+                self._k = -1
+                self._form = self.forms_next = False
+                self.wake_at = self.due[0].t
             else:
                 self._plan()
         return out
@@ -297,7 +301,7 @@ class EngineModel(Scheduler):
     def _plan(self) -> None:
         """Decide what comes next from the boundary `t`, and when to wake."""
         self._k = -1
-        self._form = False
+        self._form = self.forms_next = False
         if self.due:
             self.wake_at = self.due[0].t
             return
@@ -307,7 +311,9 @@ class EngineModel(Scheduler):
         inbox, t = self.inbox, self.t
         while inbox and inbox[0][0] <= t:
             if inbox[0][1] != _SUBMIT:
-                self._k, self._form, self.wake_at = 0, True, t
+                self._k = 0
+                self._form = self.forms_next = True
+                self.wake_at = t
                 return
             self.enqueue(inbox.popleft()[2])
         batch = self.batch
@@ -329,7 +335,9 @@ class EngineModel(Scheduler):
                 else:
                     self.wake_at = inf
                 return
-            self._k, self._form, self.wake_at = 0, True, t
+            self._k = 0
+            self._form = self.forms_next = True
+            self.wake_at = t
             return
         self._k = self._whole = k
         self._edge = -1.0
@@ -372,7 +380,7 @@ class EngineModel(Scheduler):
                 j += 1
         if j < self._k or (control and j == self._k):
             self._k = j
-            self._form = False
+            self._form = self.forms_next = False
             self.wake_at = self._edge = boundary
 
     def _commit(self, k: int) -> None:
@@ -457,7 +465,9 @@ class EngineModel(Scheduler):
         if now > self.t:
             self.ratio.reset()
             self.t = now
-        self._k, self._form, self.wake_at = 0, True, self.t
+        self._k = 0
+        self._form = self.forms_next = True
+        self.wake_at = self.t
 
     def _let_in(self, now: float) -> None:
         """Requests that waited outside arrive, and the next iteration starts no earlier than now."""
@@ -522,6 +532,7 @@ class EngineModel(Scheduler):
         due, self.due = self.due, []
         self._say(r, now)
         self.due = sorted([*due, *self.due], key=_time)
+        self.forms_next = False
         self.wake_at = min(self.wake_at, now)
 
     def _say(self, r: Request, t: float) -> None:

@@ -20,73 +20,142 @@ FOREVER = 1 << 60
 """Length of the run that stands for a request's outputs, however many it will make."""
 
 
-class Request(Struct, eq=False, gc=False):
+class Request:
     """One generation request. An object is submitted once; a retry is a new object (it may carry the same `rid`)."""
 
-    rid: int
-    content: Runs
-    """The prompt as runs (content id, start, length), lengths summing to `prompt_tokens`."""
-    prompt_tokens: int
-    output_tokens: int
-    """Tokens it will emit, at least 1; the last one ends it. More than the (clipped) `max_new_tokens`: it ends there by
-    length."""
-    max_new_tokens: int
-    stops: bool = True
-    """Ends by a stop token; else by length, and then `output_tokens` is `max_new_tokens`."""
-    ignore_eos: bool = False
-    output_content: int = -1
-    """Content id of the outputs, which are its tokens from 0 on. Each request's outputs need an id of their own."""
-    output_runs: Runs | None = None
-    """Outputs given as runs instead (`output_tokens` of them), where they are tokens of other contents."""
-    namespace: Any = 0
-    """SGLang's `extra_key`: requests of different namespaces share no prefix."""
-    known_tokens: int = 0
-    """Prompt tokens this trajectory had computed before: computing them again is recomputation."""
-    logprob_start: int = -1
-    """At most this many prompt tokens may come from the cache; -1: all but the last."""
+    __slots__ = (
+        "abort",
+        "base",
+        "cached",
+        "content",
+        "done",
+        "dropped",
+        "end",
+        "entry",
+        "events",
+        "final",
+        "finish_key",
+        "first_t",
+        "ignore_eos",
+        "known_tokens",
+        "kv",
+        "kv_version",
+        "limit",
+        "linear",
+        "lock",
+        "logprob_start",
+        "max_new_tokens",
+        "namespace",
+        "out",
+        "output_content",
+        "output_runs",
+        "output_tokens",
+        "owned",
+        "prefix",
+        "prompt_tokens",
+        "quota",
+        "recomputed",
+        "retracted",
+        "rid",
+        "seq",
+        "stain",
+        "started_t",
+        "stops",
+        "version",
+    )
 
-    # --- scheduling state; written by the engine alone
-    limit: int = 0
+    def __init__(
+        self,
+        rid: int,
+        content: Runs,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_new_tokens: int,
+        stops: bool = True,
+        ignore_eos: bool = False,
+        output_content: int = -1,
+        output_runs: Runs | None = None,
+        namespace: Any = 0,
+        known_tokens: int = 0,
+        logprob_start: int = -1,
+    ) -> None:
+        self.rid = rid
+        self.content = content
+        """The prompt as runs (content id, start, length), lengths summing to `prompt_tokens`."""
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        """Tokens it will emit, at least 1; the last one ends it. More than the (clipped) `max_new_tokens`: it ends
+        there by length."""
+        self.max_new_tokens = max_new_tokens
+        self.stops = stops
+        """Ends by a stop token; else by length, and then `output_tokens` is `max_new_tokens`."""
+        self.ignore_eos = ignore_eos
+        self.output_content = output_content
+        """Content id of the outputs, which are its tokens from 0 on. Each request's outputs need an id of their
+        own."""
+        self.output_runs = output_runs
+        """Outputs given as runs instead (`output_tokens` of them), where they are tokens of other contents."""
+        self.namespace = namespace
+        """SGLang's `extra_key`: requests of different namespaces share no prefix."""
+        self.known_tokens = known_tokens
+        """Prompt tokens this trajectory had computed before: computing them again is recomputation."""
+        self.logprob_start = logprob_start
+        """At most this many prompt tokens may come from the cache; -1: all but the last."""
+
+        # --- scheduling state; written by the engine alone
+        self.limit = 0
+        self.final = 0
+        self.out = 0
+        self.kv = 0
+        self.entry = 0
+        self.stain = False
+        self.dropped = False
+        self.done = False
+        self.abort = ""
+        self.cached = 0
+        self.kv_version = -1
+        self.retracted = 0
+        self.recomputed = 0
+        self.events: list[tuple[int, int]] | None = None
+        self.started_t = -1.0
+        self.first_t = -1.0
+
+    limit: int
     """`max_new_tokens` after clipping to the pool and the context."""
-    final: int = 0
+    final: int
     """Outputs after which it ends."""
-    out: int = 0
+    out: int
     """Outputs handed out; kept while it is not in the running batch, derived from `base` while it is."""
-    prefix: int = 0
-    end: int = 0
-    kv: int = 0
+    kv: int
     """Slots written; kept while it is not in the running batch."""
-    owned: int = 0
-    """Tokens of its row that belong to the tree."""
-    lock: Node | None = None
-    base: int = 0
-    """In the running batch: `kv` minus the decode steps the engine has launched, constant between two steps."""
-    seq: int = 0
-    """Place in the running batch."""
-    entry: int = 0
+    entry: int
     """Its valid entry in the heap of finishes; 0: none."""
-    finish_key: int = 0
-    """Count of launched decode steps at which its last token is in flight."""
-    quota: int = 0
-    linear: bool = True
-    """See `admission_budget.FutureTokens`."""
-    stain: bool = False
-    dropped: bool = False
+    dropped: bool
     """Retracted while a result was in flight, which is thrown away."""
-    done: bool = False
-    abort: str = ""
+    abort: str
     """Reason, once it is to be aborted."""
-    cached: int = 0
-    version: int = 0
-    """Weight version at its latest prefill."""
-    kv_version: int = -1
-    retracted: int = 0
-    recomputed: int = 0
-    events: list[tuple[int, int]] | None = None
+    events: list[tuple[int, int]] | None
     """(old version, outputs made by it or before) at each weight change."""
-    submitted_t: float = 0.0
-    started_t: float = -1.0
-    first_t: float = -1.0
+
+    # from the first admission on
+    prefix: int
+    end: int
+    owned: int
+    """Tokens of its row that belong to the tree."""
+    lock: Node | None
+    version: int
+    """Weight version at its latest prefill."""
+
+    # from the first time in the running batch on
+    base: int
+    """In the running batch: `kv` minus the decode steps the engine has launched, constant between two steps."""
+    seq: int
+    """Place in the running batch."""
+    finish_key: int
+    """Count of launched decode steps at which its last token is in flight."""
+    quota: int
+    linear: bool
+    """See `admission_budget.FutureTokens`."""
 
     def tokens(self) -> Runs:
         """Prompt and outputs as runs; longer than what exists, so it is always used with a length."""
@@ -99,7 +168,12 @@ class Request(Struct, eq=False, gc=False):
         if lo == n and self.output_runs is None:
             return ((self.output_content, 0, hi - n),)
         if hi <= n:
-            return self.content if not lo and hi == n else cut(self.content, lo, hi)
+            content = self.content
+            if not lo and hi == n:
+                return content
+            c, start, last = content[-1]
+            before = n - last
+            return ((c, start + lo - before, hi - lo),) if lo >= before else cut(content, lo, hi)
         return cut(self.tokens(), lo, hi)
 
     def spans(self, outputs: int, version: int) -> tuple[Span, ...]:

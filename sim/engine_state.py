@@ -197,16 +197,24 @@ class State:
         """New weights: note for every request with outputs which version made them."""
         old, self.version = self.version, version
         exact = self.options.exact_spans
-        chunked = () if self.chunked is None else (self.chunked,)
-        for group in (self.batch.values(), chunked, self.queue):
-            for r in group:
+        made = self.steps + 1
+        if not exact and self.overlap and self.last == DECODE:
+            made -= 1  # a token of everybody is in flight
+        for r in self.batch.values():
+            if exact or self.last != EXTEND:
+                outputs = r.base + made - r.prompt_tokens
+            else:
                 outputs = self._out(r)
-                if exact and r.entry:
-                    outputs = r.base + self.steps - r.prompt_tokens + 1
-                if outputs > 0:
-                    if r.events is None:
-                        r.events = []
+            if outputs > 0:
+                if r.events is None:
+                    r.events = [(old, outputs)]
+                else:
                     r.events.append((old, outputs))
+        for r in self.queue if self.chunked is None else (self.chunked, *self.queue):
+            if r.out > 0:
+                if r.events is None:
+                    r.events = []
+                r.events.append((old, r.out))
 
     # --- the running batch --------------------------------------------------------------------------------------------
 
@@ -297,8 +305,11 @@ class State:
                     cache.touch(lock)  # type: ignore[arg-type]
                 if upto > owned:
                     node, have = cache.extend(lock, r.tail(owned, upto), upto - owned, r.version, False)  # type: ignore[arg-type]
-                if 0 < p < upto:
-                    cache.separate(node, p, () if apart else r.tokens())  # type: ignore[arg-type]
+                if apart:
+                    if p < upto:
+                        cache.touch(lock)  # type: ignore[arg-type]
+                elif 0 < p < upto:
+                    cache.separate(node, p, r.tokens())  # type: ignore[arg-type]
                 cache.free += have
                 owned = upto
         cache.free += (kv if page == 1 else -(-kv // page) * page) - owned

@@ -6,6 +6,7 @@ kept of a trajectory that was retired. It refuses to know engines and time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 from testbed.workloads import Plan, Run, Task, Workload
@@ -14,7 +15,7 @@ from testbed.workloads import Plan, Run, Task, Workload
 class Conversation:
     """One live trajectory: its plan, and the next prompt as runs."""
 
-    __slots__ = ("content", "known_tokens", "output_content", "plan", "prompt_tokens")
+    __slots__ = ("content", "known_tokens", "output_content", "plan", "prompt_tokens", "said")
 
     def __init__(self, plan: Plan, content: tuple[Run, ...], prompt_tokens: int) -> None:
         self.plan = plan
@@ -23,6 +24,8 @@ class Conversation:
         self.known_tokens = 0
         """Leading tokens of the next prompt whose KV this trajectory has computed before."""
         self.output_content = -1
+        self.said = 0
+        """Tokens of the last output and of what a tool answered; they become part of `content` with the next turn."""
 
 
 class ExperienceStore:
@@ -37,6 +40,10 @@ class ExperienceStore:
         """Groups whose task may be drawn again: a member was not trained."""
         self._users: dict[int, int] = {}
         self._conversations: dict[int, Conversation] = {}
+        self.conversation: Callable[[int], Conversation] = self._conversations.__getitem__
+        """The conversation of a live trajectory. Raises KeyError if it has none."""
+        self.find: Callable[[int], Conversation | None] = self._conversations.get
+        """As `conversation`; None if it has none."""
         self._contents = count()
 
     def add_task(self, task: Task) -> None:
@@ -52,35 +59,35 @@ class ExperienceStore:
         """The trajectory's conversation, made on first use."""
         c = self._conversations.get(trajectory)
         if c is None:
-            self.bind(group, task)
+            if group not in self._task_of:
+                self.bind(group, task)
             t = self._tasks[task]
             c = self._conversations[trajectory] = Conversation(t.plans[member], t.prompt, t.prompt_tokens)
         return c
 
     def begin_turn(self, trajectory: int, group: int, task: int, member: int) -> Conversation:
         """The trajectory's conversation, with fresh content for the output of a turn that is sent (or sent again)."""
-        c = self._conversations.get(trajectory) or self.open(trajectory, group, task, member)
+        c = self._conversations.get(trajectory)
+        if c is None:
+            c = self.open(trajectory, group, task, member)
+        elif c.said:
+            # the observation continues the text of the output in front of it
+            c.content = (*c.content, (c.output_content, 0, c.said))
+            c.said = 0
         c.output_content = next(self._contents)
         return c
 
-    def conversation(self, trajectory: int) -> Conversation:
-        return self._conversations[trajectory]
-
-    def find(self, trajectory: int) -> Conversation | None:
-        return self._conversations.get(trajectory)
-
     def answered(self, c: Conversation, output_tokens: int, fed_back: int) -> None:
-        """A turn is over; `fed_back` of its output tokens have their KV computed (the last one may not)."""
+        """A turn is over and another follows; `fed_back` of its output tokens have their KV computed (the last one may
+        not)."""
         c.known_tokens = c.prompt_tokens + fed_back
-        c.content = (*c.content, (c.output_content, 0, output_tokens))
+        c.said = output_tokens
         c.prompt_tokens += output_tokens
 
     def observed(self, c: Conversation, tokens: int) -> None:
-        """A tool answered; the observation continues the text of the output in front of it."""
-        if tokens:
-            content, start, length = c.content[-1]
-            c.content = (*c.content[:-1], (content, start, length + tokens))
-            c.prompt_tokens += tokens
+        """A tool answered."""
+        c.said += tokens
+        c.prompt_tokens += tokens
 
     def retire(self, trajectories: tuple[int, ...], group: int, *, keep_task: bool) -> None:
         """Forget trajectories; with the last of a group its task, unless a retry may come (`keep_task`, of any

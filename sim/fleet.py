@@ -21,19 +21,23 @@ FORM = ENGINE + 5
 """An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they
 free."""
 
-_TURNS = 1 << 20
-"""Request id = trajectory x this + turn."""
+_TURN_BITS = 20
+_TURN_MASK = (1 << _TURN_BITS) - 1
+"""Request id = trajectory << 20 | turn."""
 
 
 class EngineSlot:
     """One engine model with its pending wake-up."""
 
-    __slots__ = ("index", "model", "namespace", "released", "scheduled")
+    __slots__ = ("fires", "index", "model", "namespace", "released", "scheduled")
 
     def __init__(self, index: int, model: EngineModel) -> None:
         self.index = index
         self.model = model
         self.scheduled = inf
+        """The model's `wake_at` that its wake-up was scheduled for."""
+        self.fires = inf
+        """When that is. A wake-up of another time is void."""
         self.namespace = 0
         self.released = False
         """Its GPUs train."""
@@ -92,26 +96,43 @@ class Fleet:
         model = slot.model
         wake = model.wake_at
         if wake != slot.scheduled:
-            slot.scheduled = wake
+            slot.scheduled = slot.fires = wake
             if wake != inf:
-                now = self.clock._now
-                phase = FORM if model.forms_next else ENGINE
-                self.clock.at(wake if wake > now else now, phase, self._wake, (slot, wake, phase))
+                clock = self.clock
+                now = clock._now
+                if wake < now:
+                    slot.fires = wake = now
+                if model.forms_next:
+                    clock.put(wake, FORM, self._form, slot)
+                else:
+                    clock.put(wake, ENGINE, self._wake, slot)
 
-    def _wake(self, arg: tuple[EngineSlot, float, int]) -> None:
-        slot, wake, phase = arg
-        if slot.scheduled != wake:
+    def _wake(self, slot: EngineSlot) -> None:
+        now = self.clock._now
+        if slot.fires != now:
             self.stale += 1
             return
-        now, model = self.clock._now, slot.model
-        if phase == ENGINE and model.forms_next:
-            self.clock.at(now, FORM, self._wake, (slot, wake, FORM))
+        model = slot.model
+        if model.forms_next:
+            self.clock.put(now, FORM, self._form, slot)
             return
-        slot.scheduled = inf
+        slot.scheduled = slot.fires = inf
         self.wake_ups += 1
-        notices = model.advance(now)
+        for notice in model.advance(now):
+            self.notice(slot, notice)
+        if model.wake_at != inf:
+            self.schedule(slot)
+
+    def _form(self, slot: EngineSlot) -> None:
+        now = self.clock._now
+        if slot.fires != now:
+            self.stale += 1
+            return
+        slot.scheduled = slot.fires = inf
+        self.wake_ups += 1
+        notices = slot.model.advance(now)
         if notices:
-            self._forming = phase == FORM
+            self._forming = True
             for notice in notices:
                 self.notice(slot, notice)
             self._forming = False
@@ -128,15 +149,17 @@ class Fleet:
         kind = type(n)
         if kind is Finished:
             self.finished_turns += 1
-            trajectory, turn = divmod(n.rid, _TURNS)
+            trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             c = self.store.conversation(trajectory)
-            plan = c.plan
-            prompt = c.prompt_tokens
-            # under overlap a stop token is seen one step late, and that step has computed its KV
-            seen_late = self._overlap and n.finish_reason == "stop"
-            self.store.answered(c, n.output_tokens, n.output_tokens - (not seen_late))
-            continues = turn + 1 < len(plan.output_tokens)
-            reason = "tool_calls" if continues else n.finish_reason
+            prompt, outputs, reason = c.prompt_tokens, n.output_tokens, n.finish_reason
+            continues = turn + 1 < len(c.plan.output_tokens)
+            if continues:
+                # under overlap a stop token is seen one step late, and that step has computed its KV
+                seen_late = self._overlap and reason == "stop"
+                self.store.answered(c, outputs, outputs - (not seen_late))
+                reason = "tool_calls"
+            else:
+                c.prompt_tokens = prompt + outputs
             self.tell(
                 said.TurnFinished(
                     now,
@@ -144,7 +167,7 @@ class Fleet:
                     turn,
                     slot.index,
                     prompt,
-                    n.output_tokens,
+                    outputs,
                     n.spans,
                     n.cached_tokens,
                     n.first_token_t,
@@ -157,7 +180,7 @@ class Fleet:
                 )
             )
         elif kind is Aborted:
-            trajectory, turn = divmod(n.rid, _TURNS)
+            trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             self.tell(said.TurnFailed(now, trajectory, turn, slot.index, "aborted", n.output_tokens))
         else:
             self.tell(said.EnginePaused(now, slot.index))
@@ -165,12 +188,12 @@ class Fleet:
     def start_turn(self, a: do.StartTurn) -> None:
         slot = self.slots[a.engine]
         c = self.store.begin_turn(a.trajectory, a.group, a.task, a.member)
-        plan, turn = c.plan, a.turn
+        plan, turn, model = c.plan, a.turn, slot.model
         output_tokens, stops = plan.output_tokens[turn], plan.stops[turn]
-        slot.model.submit(
+        model.submit(
             self.message_t(),
             Request(
-                a.trajectory * _TURNS + turn,
+                a.trajectory << _TURN_BITS | turn,
                 c.content,
                 c.prompt_tokens,
                 output_tokens,
@@ -183,11 +206,12 @@ class Fleet:
                 c.known_tokens,
             ),
         )
-        self.schedule(slot)
+        if model.wake_at != slot.scheduled:
+            self.schedule(slot)
 
     def abort_turn(self, a: do.AbortTurn) -> None:
         slot = self.slots[a.engine]
-        slot.model.abort(self.message_t(), a.trajectory * _TURNS + a.turn)
+        slot.model.abort(self.message_t(), a.trajectory << _TURN_BITS | a.turn)
         self.schedule(slot)
 
     def report(self, slot: EngineSlot) -> None:
@@ -225,7 +249,7 @@ class Fleet:
         """The server is gone; a fresh one stands in until it joins again."""
         slot = self.slots[index]
         slot.model = self._new_model()
-        slot.scheduled = inf
+        slot.scheduled = slot.fires = inf
         if slot.released:
             slot.model.release_memory(self.clock._now)
 

@@ -16,16 +16,14 @@ free.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Set
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from typing import Any
 
 Run = tuple[int, int, int]
 Runs = tuple[Run, ...]
 
-_DEPTH = 1 << 16
-"""Stamps reserved for one path, so that its nodes can be stamped from the deepest up. Only the order of stamps
-matters."""
 _NEVER = 1 << 62
 
 
@@ -69,7 +67,8 @@ def cut(runs: Runs, lo: int, hi: int) -> Runs:
 
 
 class Node:
-    """A stretch of cached tokens. `t`: last access, larger is newer. `end`: tokens from the root to its end.
+    """A stretch of cached tokens. `t`: last access, larger is newer; of nodes stamped at once, which lie on one path, the
+    deeper is newer. `end`: tokens from the root to its end.
 
     `version`: oldest weight version among the KV of the path from the root to here.
     """
@@ -95,7 +94,7 @@ class RadixCache:
     `log`, if a list, receives `(wanted, got, tag)` of every eviction walk.
     """
 
-    __slots__ = ("clock", "evictable", "free", "heap", "log", "page", "roots", "tag")
+    __slots__ = ("_fresh", "_others", "clock", "evictable", "free", "log", "page", "roots", "tag")
 
     def __init__(self, page: int, slots: int) -> None:
         self.page = page
@@ -108,7 +107,10 @@ class RadixCache:
         """Forget everything; `slots` are free."""
         self.free = slots
         self.evictable = 0
-        self.heap: list[tuple[int, Node]] = []
+        # Nodes to evict, least recently used first: those that were queued in the order of their stamps (nearly all), and
+        # a heap of the others. One entry a node, checked when it comes up.
+        self._fresh: deque[tuple[int, int, Node]] = deque()
+        self._others: list[tuple[int, int, Node]] = []
         self.roots: dict[Any, Node] = {}
 
     def root(self, namespace: Any) -> Node:
@@ -117,6 +119,10 @@ class RadixCache:
         if root is None:
             root = self.roots[namespace] = Node(None, (), None, 0, 0, 0, _NEVER)
         return root
+
+    @property
+    def has_empty_namespaces(self) -> bool:
+        return not all([root.kids for root in self.roots.values()])
 
     def forget_namespaces(self, in_use: Set[Any]) -> None:
         """Drop empty namespaces that no open request belongs to. With versions as namespaces they would pile up."""
@@ -223,10 +229,9 @@ class RadixCache:
 
     def touch(self, node: Node) -> None:
         """Stamp a path, the deepest node newest."""
-        t = self.clock = self.clock + _DEPTH
+        self.clock = t = self.clock + 1
         while (parent := node.parent) is not None:
             node.t = t
-            t -= 1
             node = parent
 
     def pin(self, node: Node) -> None:
@@ -241,7 +246,7 @@ class RadixCache:
         """Undo one `pin`."""
         if node.lock == 1 and not node.kids and not node.queued:
             node.queued = True
-            heappush(self.heap, (node.t, node))
+            self._queue(node)
         while (parent := node.parent) is not None:
             node.lock -= 1
             if not node.lock:
@@ -280,7 +285,7 @@ class RadixCache:
             if not lock:
                 self.evictable += length - have
                 last.queued = True
-                heappush(self.heap, (clock, last))
+                self._fresh.append((clock, last.end, last))  # no stamp is newer
         if lock:
             while node is not top:
                 if not node.lock:
@@ -300,32 +305,44 @@ class RadixCache:
 
     # --- eviction -----------------------------------------------------------------------------------------------------
 
+    def _queue(self, node: Node) -> None:
+        """Where it comes by its stamp."""
+        t, fresh = node.t, self._fresh
+        if not fresh or fresh[-1][0] < t:
+            fresh.append((t, node.end, node))
+        else:
+            heappush(self._others, (t, node.end, node))
+
     def evict(self, target: int) -> None:
         """Drop whole unlocked leaves, least recently used first, until `target` slots are free or no such leaf is left.
 
-        The heap is lazy: one entry a node, checked when it comes up (stamps only grow, so an entry's stamp is a lower
-        bound).
+        Stamps only grow, so the stamp of an entry is a lower bound of its node's.
         """
-        heap = self.heap
+        fresh, others = self._fresh, self._others
         before = self.free
-        while self.free < target and heap:
-            t, node = heap[0]
+        while self.free < target:
+            if fresh and (not others or fresh[0] < others[0]):
+                t, _, node = fresh.popleft()
+            elif others:
+                t, _, node = heappop(others)
+            else:
+                break
             if node.lock or node.kids:
-                heappop(heap)
                 node.queued = False
                 continue
             if node.t != t:
-                heapreplace(heap, (node.t, node))
+                self._queue(node)
                 continue
-            heappop(heap)
             node.queued = False
-            parent = node.parent
-            del parent.kids[node.ckey]  # type: ignore[union-attr, arg-type]
             node.lock = -1
-            self.free += node.size
-            self.evictable -= node.size
-            if not parent.kids and not parent.lock and parent.parent is not None and not parent.queued:  # type: ignore[union-attr]
-                parent.queued = True  # type: ignore[union-attr]
-                heappush(heap, (parent.t, parent))  # type: ignore[union-attr, arg-type]
+            size = node.size
+            self.free += size
+            self.evictable -= size
+            parent: Node = node.parent  # type: ignore[assignment]
+            kids = parent.kids
+            del kids[node.ckey]  # type: ignore[union-attr, arg-type]
+            if not kids and not parent.lock and parent.parent is not None and not parent.queued:
+                parent.queued = True
+                self._queue(parent)
         if self.log is not None:
             self.log.append((target - before, self.free - before, self.tag))

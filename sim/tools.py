@@ -18,7 +18,7 @@ from sim.clock import COMPLETE, Clock, ignore
 Done = Callable[[Any], object]
 
 
-class Job(Struct, eq=False):
+class Job(Struct, eq=False, gc=False):
     """One request at a station. Times in seconds; `started` is -1 while it waits."""
 
     arrived: float
@@ -77,10 +77,12 @@ class Station:
         now = self.clock._now
         self.settle(now)
         self.arrived += 1
-        job = Job(now, service_s, done, arg)
         if self.slots == 0 or self.busy < self.slots:
-            self._start(job, now)
+            job = Job(now, service_s, done, arg, now)
+            self.busy += 1
+            self.clock.put(now + service_s, COMPLETE, self._finish, job)
         else:
+            job = Job(now, service_s, done, arg)
             self._queue.append(job)
             self.most_queued = max(self.most_queued, len(self._queue))
         return job
@@ -94,10 +96,11 @@ class Station:
             self._settled = now
 
     def _start(self, job: Job, now: float) -> None:
+        """The head of the queue gets a slot that has come free."""
         job.started = now
         self.busy += 1
         self.wait_s += now - job.arrived
-        self.clock.at(now + job.service_s, COMPLETE, self._finish, job)
+        self.clock.put(now + job.service_s, COMPLETE, self._finish, job)
 
     def _finish(self, job: Job) -> None:
         now = self.clock._now

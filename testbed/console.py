@@ -80,6 +80,12 @@ def run_bar(steps: int) -> Iterator[RunBar]:
         yield RunBar(progress, progress.add_task("step", total=steps, detail="starts"))
 
 
+def said_of(name: str, result: Any) -> str:
+    """One line about a run that has ended."""
+    step = f"step {result.summary.step_time_mean_s:.1f} s" if not result.problem else result.problem
+    return f"{name:.40}, seed {result.summary.seed}: {step}"
+
+
 def duration(seconds: float) -> str:
     """`42.1 s`, `12 min 05 s`, `3 h 20 min`."""
     if seconds < 120:

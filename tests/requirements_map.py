@@ -137,6 +137,20 @@ def backend_of(path: str) -> str:
     return FOLDERS.get(parts[1] if len(parts) > 2 else "", OTHER)
 
 
+Outcome = tuple[str, str, bool]
+"""Id, backend, whether the test passed."""
+
+
+def shown(outcomes: Iterable[Outcome]) -> dict[str, set[str]]:
+    """Id -> backends on which tests show it: some test passed there and none failed."""
+    outcomes = set(outcomes)
+    by_id: dict[str, set[str]] = {}
+    for requirement, backend, passed in outcomes:
+        if passed and (requirement, backend, False) not in outcomes:
+            by_id.setdefault(requirement, set()).add(backend)
+    return by_id
+
+
 def table(shown: Mapping[str, Iterable[str]]) -> list[str]:
     """Lines of a table: per group how many ids have a test, in all and by backend, and which have none. `shown`: id ->
     backends."""

@@ -31,16 +31,16 @@ class Chosen:
     question: str
 
 
-def one(path: Path, overrides: Sequence[str], variant: str | None) -> Chosen:
+def one(path: Path, overrides: Sequence[str], variant: str | None, *, simulated: bool = True) -> Chosen:
     """The scenario of a scenario file, or one variant of a study (None: its baseline). Prints remarks."""
     if not is_study(path):
         if variant is not None:
             raise UserError(f"--variant {variant}: {path} is a scenario and has no variants (nearest: leave it out)")
-        loaded = load_scenario(path, overrides)
+        loaded = load_scenario(path, overrides, simulated=simulated)
         notes(loaded.remarks)
         name = loaded.scenario.name if loaded.scenario.name != "unnamed" else path.stem
         return Chosen(loaded.scenario, loaded.base_dir, name, loaded.scenario.question)
-    study = load_study(path, overrides)
+    study = load_study(path, overrides, simulated=simulated)
     wanted = named([variant or study.baseline], study.variants, "--variant")[0]
     if variant is None:
         notes(
@@ -66,11 +66,13 @@ def with_seed(scenario: Scenario, seed: int) -> Scenario:
     return scenario.model_copy(update={"run": scenario.run.model_copy(update={"seed": seed})})
 
 
-def study_of(files: Sequence[Path], overrides: Sequence[str], several_seeds: bool) -> Study:
+def study_of(
+    files: Sequence[Path], overrides: Sequence[str], several_seeds: bool, *, simulated: bool = True
+) -> Study:
     """A study file, or scenario files as variants of one."""
     if len(files) == 1 and is_study(files[0]):
-        return load_study(files[0], overrides)
-    loaded = [(f, load_scenario(f, overrides)) for f in files]
+        return load_study(files[0], overrides, simulated=simulated)
+    loaded = [(f, load_scenario(f, overrides, simulated=simulated)) for f in files]
     if len(files) == 1 and not several_seeds:
         raise UserError(
             f"{files[0]}: one scenario has nothing to be compared with "

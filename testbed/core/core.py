@@ -72,16 +72,16 @@ class Core:
 
     def handle(self, event: said.Event) -> list[do.Action]:
         """What follows from `event`. After `Finish` every event is ignored."""
-        ctx = self.context
+        ctx, t = self.context, event.t
         if ctx.finished:
             return []
-        if event.t < ctx.now:
-            raise ProtocolError(f"time went back from {ctx.now} to {event.t} ({type(event).__name__})")
-        ctx.now = event.t
-        ctx.out = []
+        if t < ctx.now:
+            raise ProtocolError(f"time went back from {ctx.now} to {t} ({type(event).__name__})")
+        ctx.now = t
+        ctx.out = out = []
         self.events += 1
         self._handlers[type(event)](event)
-        return ctx.out
+        return out
 
     # --- handlers that touch several components -----------------------------------------------------------------------
 
@@ -116,8 +116,13 @@ class Core:
 
     def _turn_finished(self, event: said.TurnFinished) -> None:
         engine = self.rollouts.turn_finished(event)
-        self.publications.turn_left(engine)
-        self._turn_over()
+        if engine.state == "draining":
+            self.publications.turn_left(engine)
+        phase = self.pool.phase
+        if phase == "draining" or (phase == "generate" and not self.rollouts.in_flight):
+            self.pool.pump()
+            self.pool.note()
+            self._maybe_finish()
         if not event.continues and not self._jobs.external:
             self._pump()
 
@@ -125,13 +130,6 @@ class Core:
         engine = self.rollouts.turn_failed(event)
         self.publications.turn_left(engine)
         self._pump()
-
-    def _turn_over(self) -> None:
-        phase = self.pool.phase
-        if phase == "draining" or (phase == "generate" and not self.rollouts.in_flight):
-            self.pool.pump()
-            self.pool.note()
-            self._maybe_finish()
 
     def _tool_finished(self, event: said.ToolFinished) -> None:
         self.rollouts.tool_finished(event)

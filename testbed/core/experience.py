@@ -42,7 +42,6 @@ class ExperienceStore:
         """Lots that only miss signals of the training pool."""
         self._line: deque[Lot] = deque()
         """Live lots by submission, if the order takes them in turn."""
-        self._lot_of: dict[int, Lot] = {}
         self.unscored = 0
         """Generated trajectories that are not ready."""
         self._sequence = 0
@@ -94,7 +93,7 @@ class ExperienceStore:
         group.lots = len(lots)
         for lot in lots:
             for t in lot.members:
-                self._lot_of[t.id] = lot
+                t.lot = lot
         if self._order.in_turn:
             self._line.extend(lots)
 
@@ -143,19 +142,21 @@ class ExperienceStore:
             raise ProtocolError(f"signal {event.signal!r} is not one that the algorithm needs: {list(self._jobs.bit)}")
         on_trainer = self._trainer_bits
         is_reward = event.signal == "reward"
+        find, values = self._ctx.trajectories.get, event.values
         for i, id in enumerate(event.trajectories):
-            t = self._ctx.trajectories.get(id)
+            t = find(id)
             if t is None:
                 continue
-            if not t.missing & bit:
+            missing = t.missing
+            if not missing & bit:
                 raise ProtocolError(f"signal {event.signal!r} of trajectory {id} arrived twice")
-            before = t.missing & ~on_trainer
-            t.missing &= ~bit
-            if is_reward and event.values:
-                t.reward = event.values[i]
-            if before and not t.missing & ~on_trainer:
+            before = missing & ~on_trainer
+            t.missing = missing = missing & ~bit
+            if is_reward and values:
+                t.reward = values[i]
+            if before and not missing & ~on_trainer:
                 self._scored(t)
-            elif not t.missing:
+            elif not missing:
                 self._ready(t)
         return self._before is not None and self._before != (self.trainable, self._p.dropped)
 
@@ -171,7 +172,7 @@ class ExperienceStore:
         if not self._trainer_bits:
             self._ready(t)
         elif not self._together or group.scored + group.resolved == len(group.members):
-            self._wants_trainer(self._lot_of[t.id])
+            self._wants_trainer(t.lot)
 
     def _wants_trainer(self, lot: Lot) -> None:
         self._lot_changes()
@@ -182,7 +183,7 @@ class ExperienceStore:
         t.advance("signals_complete")
         t.ready_t = self._ctx.now
         self.unscored -= 1
-        lot = self._lot_of[t.id]
+        lot = t.lot
         lot.missing -= 1
         if not lot.missing:
             self._lot_ready(lot)
@@ -243,7 +244,8 @@ class ExperienceStore:
         """A trajectory ended before it was ready (failed or aborted): its group does not wait for it."""
         p, group = self._p, t.group
         self._used(t)
-        lot = self._lot_of.pop(t.id)
+        lot = t.lot
+        del t.lot
         if group.state == "aborted":
             self._bury(group)
             return
@@ -292,8 +294,8 @@ class ExperienceStore:
         self._lost(1, 0)
         self.buffer.release(group.lots)
         for t in group.members:
-            if t.id in self._lot_of:
-                self._lot_of[t.id].over = True
+            if t.id in self._ctx.trajectories:
+                t.lot.over = True
             if t.state == "generated":
                 self.unscored -= 1
 
@@ -314,19 +316,19 @@ class ExperienceStore:
     def _retire(self, lot: Lot, outcome: str, reason: str, staleness: int = -1) -> None:
         ctx = self._ctx
         lot.over = True
-        ids = []
+        ids, trajectories, group = [], ctx.trajectories, lot.group
         for t in lot.members:
-            del ctx.trajectories[t.id]
-            del self._lot_of[t.id]
+            del trajectories[t.id]
+            del t.lot  # lots and groups know their members: without these cuts they would keep each other alive
             if lot.uses == 0:
                 self._used(t)
             ids.append(t.id)
-        lot.group.lots -= 1
-        if lot.group.lots == 0:
-            ctx.groups.pop(lot.group.id, None)
-        ctx.out.append(do.Retire(tuple(ids), lot.group.id, outcome, reason, lot.output_tokens, staleness))
-        if lot.group.lots == 0:
-            lot.group.members = []  # members know their group: without this cut they would keep each other alive
+        group.lots -= 1
+        if group.lots == 0:
+            ctx.groups.pop(group.id, None)
+        ctx.out.append(do.Retire(tuple(ids), group.id, outcome, reason, lot.output_tokens, staleness))
+        if group.lots == 0:
+            group.members = []
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -381,30 +383,38 @@ class ExperienceStore:
         """A batch of what is in the buffer; None if too much of it is too old (the rest is given back)."""
         p, rule = self._p, self.rule
         left = self._in_turn(ready_only=True) if self._order.in_turn else self.buffer.num_ready
-        chosen: list[tuple[Lot, str]] = []
+        chosen: list[tuple[Lot, str, list[int]]] = []
         while len(chosen) < self.lots_per_batch and left and self.buffer.num_ready:
             left -= 1
             lot = self.buffer.take()
             self._read_now(lot)
-            reading = rule.of_lot(lot)
+            readings = rule.of_members(lot)
+            reading = max(readings)
             verdict = lot.verdict if rule.at_completion else rule.verdict(reading)
             if self._order.outside(lot, p):
                 self.drop(lot, "outside_window", buffered=False, staleness=reading)
             elif verdict in ("drop", "retry"):
                 self._dispose(lot, verdict, reading, buffered=False)
             else:
-                chosen.append((lot, verdict))
+                chosen.append((lot, verdict, readings))
         if len(chosen) < self.lots_per_batch:
-            for lot, _ in chosen:
+            for lot, _, _ in chosen:
                 self.buffer.give_back(lot)
             self._stored_late()
             return None
         self._stored_late()
-        self._batch = [lot for lot, _ in chosen]
+        self._batch = [lot for lot, _, _ in chosen]
         if self._together:
             for lot in self._batch:
                 lot.group.advance("take")
-        experiences = tuple(self._experience(t, lot, verdict) for lot, verdict in chosen for t in lot.members)
+        experience = self._experience
+        experiences = tuple(
+            [
+                experience(t, lot, verdict, reading)
+                for lot, verdict, readings in chosen
+                for t, reading in zip(lot.members, readings, strict=True)
+            ]
+        )
         p.batches_dequeued += 1
         number = self._batches
         self._batches += 1
@@ -416,7 +426,7 @@ class ExperienceStore:
             p.open_groups -= 1 if self._together else 0
             p.open_trajectories -= len(lot.members)
 
-    def _experience(self, t: Trajectory, lot: Lot, verdict: str) -> do.Experience:
+    def _experience(self, t: Trajectory, lot: Lot, verdict: str, reading: int) -> do.Experience:
         t.advance("take")
         if lot.uses == 0:
             self._used(t)
@@ -451,7 +461,7 @@ class ExperienceStore:
             t.dequeued_t,
             lot.uses,
             verdict == "correct",
-            self.rule.reading(t),
+            reading,
         )
 
     def batch_done(self) -> None:
@@ -490,4 +500,3 @@ class ExperienceStore:
                 tokens = sum(t.output_tokens for t in alive)
                 ctx.out.append(do.Retire(tuple(t.id for t in alive), group.id, "aborted", "run_ended", tokens))
         ctx.groups.clear()
-        self._lot_of.clear()

@@ -28,6 +28,7 @@ class Trajectory:
         "home",
         "id",
         "losses",
+        "lot",
         "masked_tokens",
         "member",
         "missing",
@@ -90,6 +91,9 @@ class Trajectory:
         """Bit mask of signals that are not there yet."""
         self.token_versions: list[tuple[int, int]] = []
         """(version, tokens) in the order generated; neighbours differ in version."""
+
+    lot: Lot
+    """What selection takes it in; from when its group is populated until it ends."""
 
     def advance(self, given: str) -> None:
         """Move by the trajectory table; raises `IllegalTransition`."""

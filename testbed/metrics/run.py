@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from testbed.core.actions import Action, Train
-from testbed.core.events import Event, TrainStepFinished
+from testbed.core.actions import Action, AnyAction, Train
+from testbed.core.events import AnyEvent, Event, TrainStepFinished
 from testbed.metrics.batch import LOST_TURN, BatchFold, BatchTotals
 from testbed.metrics.fold import Handler, Handlers
 from testbed.metrics.gpu_time import GpuTime
@@ -119,10 +119,10 @@ class RunMetrics:
         self.events += 1
         self._t = t = event.t
         handlers = self._handlers
-        for handle in handlers.get(type(event), ()):
+        for handle in handlers[type(event)]:
             handle(t, event)
         for action in actions:
-            for handle in handlers.get(type(action), ()):
+            for handle in handlers[type(action)]:
                 handle(t, action)
 
     def _train(self, t: float, a: Train) -> None:
@@ -296,8 +296,8 @@ class RunMetrics:
 
 
 def _merge(*tables: Handlers) -> dict[type, tuple[Handler, ...]]:
-    """One table: type -> what every fold does with it, in the order of the folds."""
-    kinds = {kind for table in tables for kind in table}
+    """One table: type of event or action -> what every fold does with it, in the order of the folds."""
+    kinds: tuple[type, ...] = (*get_args(AnyEvent), *get_args(AnyAction))
     return {kind: tuple(table[kind] for table in tables if kind in table) for kind in kinds}
 
 

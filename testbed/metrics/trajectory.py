@@ -31,34 +31,36 @@ queueing."""
 class PauseClock:
     """How long one engine has been held still, by weight updates or because its pool does something else. Seconds."""
 
-    __slots__ = ("_before", "_intervals", "_reasons", "_since")
+    __slots__ = ("_intervals", "_since", "before", "stopped")
 
     def __init__(self) -> None:
-        self._before = 0.0
+        self.before = 0.0
+        """Seconds held still before the present pause."""
+        self.stopped: set[str] = set()
+        """Why it is held still now."""
         self._since = 0.0
-        self._reasons: set[str] = set()
         self._intervals: deque[tuple[float, float]] = deque(maxlen=_PAUSES_KEPT)
 
     def stop(self, t: float, reason: str) -> None:
-        if not self._reasons:
+        if not self.stopped:
             self._since = t
-        self._reasons.add(reason)
+        self.stopped.add(reason)
 
     def go(self, t: float, reason: str) -> None:
-        if reason in self._reasons:
-            self._reasons.remove(reason)
-            if not self._reasons:
-                self._before += t - self._since
+        if reason in self.stopped:
+            self.stopped.remove(reason)
+            if not self.stopped:
+                self.before += t - self._since
                 self._intervals.append((self._since, t))
 
     def total(self, t: float) -> float:
         """Seconds held still until `t`."""
-        return self._before + (t - self._since) if self._reasons else self._before
+        return self.before + (t - self._since) if self.stopped else self.before
 
     def within(self, start: float, end: float) -> float:
         """Seconds held still between two times, the second one not after now."""
         seconds = 0.0
-        if self._reasons and end > self._since:
+        if self.stopped and end > self._since:
             seconds = end - (self._since if self._since > start else start)
         for since, until in reversed(self._intervals):
             if until <= start:
@@ -140,14 +142,15 @@ class Lives:
         life = self._lives.get(a.trajectory)
         if life is None:
             life = self._lives[a.trajectory] = Life()
-        life._pause_mark = self._clocks[a.engine].total(t)
+        clock = self._clocks[a.engine]
+        life._pause_mark = clock.total(t) if clock.stopped else clock.before
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
         life = self._lives.get(e.trajectory)
         if life is None:
             return
         clock = self._clocks[e.engine]
-        paused = clock.total(t) - life._pause_mark
+        paused = (clock.total(t) if clock.stopped else clock.before) - life._pause_mark
         life.prefill += e.first_token_t - e.started_t
         life.decode += t - e.first_token_t
         if paused > 0:

@@ -29,7 +29,12 @@ class StalenessRule:
 
     def of_lot(self, lot: Lot) -> int:
         """A group is as stale as its stalest member (max over samples and turns)."""
-        return max(self.reading(m) for m in lot.members)
+        return max(self.of_members(lot))
+
+    def of_members(self, lot: Lot) -> list[int]:
+        """`reading` of each member."""
+        measure, sizes = self._measure, self._sizes
+        return [measure(m, m.dequeue_deployed, m.trainer_version, sizes) for m in lot.members]
 
     def verdict(self, reading: int) -> str:
         """`use`, or the action if a reading is above the bound: `drop`, `retry`, `mask`, `correct`, `none`, `wait`."""

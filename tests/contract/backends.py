@@ -24,6 +24,10 @@ class Backend:
     tag: str
     """CORE, SIM or REAL, as in the requirements."""
     run: Callable[[Scenario, Sequence[said.Event]], list[Record]]
+    adapted: Callable[[Scenario], Scenario] = lambda config: config
+    """The suite's scenario as this backend can run it: smaller, never another system."""
+    lacks: frozenset[str] = frozenset()
+    """Systems of the suite that it does not have."""
     faults: bool = True
     deterministic: bool = True
 

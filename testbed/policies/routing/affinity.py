@@ -68,7 +68,7 @@ class CacheAwareRouter(LoadTracking):
         return loads.least()
 
     def started(self, engine: int, request: RouteRequest) -> None:
-        super().started(engine, request)
+        self.loads.started(engine)
         self._tree.insert(engine, request)
 
     def cache_dropped(self, engine: int) -> None:

@@ -76,7 +76,7 @@ class CostRouter(LoadTracking):
         return best[2]
 
     def started(self, engine: int, request: RouteRequest) -> None:
-        super().started(engine, request)
+        self.loads.started(engine)
         uncached = request.prompt_tokens - self._tree.insert(engine, request)
         self._sent[engine].append(uncached)
         self._queued[engine] += uncached

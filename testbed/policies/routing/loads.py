@@ -32,8 +32,7 @@ class Loads:
         turns = self.turns[engine]
         self.turns[engine] = turns + 1
         if self.open_mask & self._bit[engine]:
-            self._leave(engine, turns)
-            self._enter(engine, turns + 1)
+            self._move(engine, turns, turns + 1)
 
     def finished(self, engine: int) -> None:
         turns = self.turns[engine]
@@ -41,8 +40,7 @@ class Loads:
             raise ValueError(f"engine {engine} has no turn that could finish")
         self.turns[engine] = turns - 1
         if self.open_mask & self._bit[engine]:
-            self._leave(engine, turns)
-            self._enter(engine, turns - 1)
+            self._move(engine, turns, turns - 1)
 
     def open(self, engine: int) -> None:
         bit = self._bit[engine]
@@ -79,6 +77,18 @@ class Loads:
             at.append(0)
         at[turns] |= self._bit[engine]
         self._levels |= 1 << turns
+
+    def _move(self, engine: int, old: int, new: int) -> None:
+        """`_leave` and `_enter` in one."""
+        at, bit = self._at, self._bit[engine]
+        at[old] = left = at[old] ^ bit
+        if not left:
+            self._levels ^= 1 << old
+        if new == len(at):
+            at.append(bit)
+        else:
+            at[new] |= bit
+        self._levels |= 1 << new
 
     def _leave(self, engine: int, turns: int) -> None:
         at = self._at

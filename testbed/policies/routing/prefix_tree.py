@@ -45,6 +45,8 @@ class PrefixTree:
         # below it, and the oldest node of an engine is a leaf of what that engine holds.
         self._held: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in range(num_engines)]
         self._tokens = [0] * num_engines
+        self._walked: tuple[RouteRequest, list[_Node]] | None = None
+        """The last request and its path, as long as the tree has not changed: `insert` mostly follows `matches`."""
 
     def tokens(self, engine: int) -> int:
         """Tokens that this engine is assumed to hold."""
@@ -58,12 +60,15 @@ class PrefixTree:
         appears in. `first` is the engine that has held that prefix longest, -1 if it does not hold it any more.
         """
         found: list[tuple[int, int, int]] = []
-        previous = 0
-        for node in self._walk(request):
+        previous, prompt = 0, request.prompt_tokens
+        path = self._walk(request)
+        self._walked = (request, path)
+        for node in path:
             mask = node.holders & engines
             if not mask:
                 break
-            entry = (min(node.end, request.prompt_tokens), mask, node.first)
+            end = node.end
+            entry = (end if end < prompt else prompt, mask, node.first)
             if mask == previous:
                 found[-1] = entry
             else:
@@ -81,16 +86,19 @@ class PrefixTree:
 
         Returns the tokens of it that the engine held before.
         """
-        path = self._walk(request)
+        walked, self._walked = self._walked, None
+        path = walked[1] if walked is not None and walked[0] is request else self._walk(request)
         node = path[-1] if path else self._root
         keys, step = self._keys(request)
-        for index in range(len(path), len(keys)):
-            node = self._child(node, keys[index], max(node.end, min((index + 1) * step, request.prompt_tokens)))
-            path.append(node)
-        unnamed = request.prompt_tokens - node.end
+        prompt, known = request.prompt_tokens, len(path)
+        if known < len(keys):
+            for index in range(known, len(keys)):
+                node = self._child(node, keys[index], max(node.end, min((index + 1) * step, prompt)))
+                path.append(node)
+        unnamed = prompt - node.end
         # The first turn's cut-off block is not worth a node for each trajectory.
         if unnamed >= (1 if request.turn else max(step, 1)):
-            path.append(self._child(node, (_SAID, request.trajectory), request.prompt_tokens))
+            path.append(self._child(node, (_SAID, request.trajectory), prompt))
 
         held, bit, tokens, cached = self._held[engine], 1 << engine, self._tokens[engine], 0
         for node in reversed(path):
@@ -107,10 +115,11 @@ class PrefixTree:
         while self._tokens[engine] > self._max_tokens:
             oldest, _ = held.popitem(last=False)
             self._release(engine, oldest)
-        return min(cached, request.prompt_tokens)
+        return cached if cached < prompt else prompt
 
     def drop(self, engine: int) -> None:
         """The engine holds nothing any more."""
+        self._walked = None
         for node in self._held[engine]:
             self._release(engine, node)
         self._held[engine].clear()
@@ -128,8 +137,7 @@ class PrefixTree:
         """Nodes of this prompt's path that exist, from the root's child on."""
         node = self._root
         path: list[_Node] = []
-        keys, _ = self._keys(request)
-        for key in keys:
+        for key in self._keys(request)[0]:
             child = node.children.get(key)
             if child is None:
                 return path

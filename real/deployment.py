@@ -1,0 +1,293 @@
+"""What a real run runs on, up and ready: prepared model, engines, trainer, environment, weight paths.
+
+Responsible for bringing it up, for putting it back to version 0 between runs, and for taking it down without leaving a
+process behind. It refuses to know events and actions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from real.cluster import Cluster, EngineHost
+from real.engines.client import EngineClient
+from real.environments import Environment, environment
+from real.errors import EngineGone, EngineRefused
+from real.fleet import EngineSlot
+from real.models.prepare import PreparedModel, prepare_model
+from real.models.warmup import Warmup
+from real.settings import Place, device_of, places_of, server_options, trainer_options
+from real.trainer.rank import TrainerRank
+from real.trainer.trainer import Trainer
+from real.weights.agree import Agreement
+from real.weights.handle import EngineHandle
+from real.weights.paths import WeightPath, weight_path
+from testbed.core import events as said
+from testbed.scenario import Scenario
+from testbed.scenario.layout import layout_of
+from testbed.scenario.model import ConfigJsonModel, PresetModel
+from testbed.workloads import workload
+
+Stage = Callable[[str], None]
+"""Hears what is being brought up, in words."""
+
+MODEL_SEED = 0
+"""Presets are made and warmed up with this seed whatever the run's: all runs start from one model."""
+
+
+class Deployment:
+    """Made by `deployed`; the driver reads its attributes."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        base_dir: Path,
+        folder: Path,
+        model: PreparedModel,
+        hosts: list[EngineHost],
+        engines: list[EngineHandle],
+        trainer: Trainer,
+        environment: Environment,
+        device: str,
+        launch: Callable[[int], EngineHost],
+    ) -> None:
+        self.scenario = scenario
+        self.base_dir = base_dir
+        self.folder = folder
+        """Shared with engines and ranks: weights on their way, logs, the start checkpoint."""
+        self.model = model
+        self.hosts = hosts
+        self.engines = engines
+        self.trainer = trainer
+        self.environment = environment
+        self.device = device
+        self._launch = launch
+        self.paths: dict[str, WeightPath] = {}
+        self.agreement: Agreement
+        self._fresh_paths()
+
+    def _fresh_paths(self) -> None:
+        weights = self.scenario.weights
+        choice = weights.path
+        names: Iterable[str] = choice.among if choice.type == "cheapest" else (choice.update_weight_transfer_mode,)
+        if self.scenario.placement.mode != "disaggregated":
+            names = (*names, "cuda_ipc")
+        weights_folder = self.folder / "weights"
+        shutil.rmtree(weights_folder, ignore_errors=True)
+        weights_folder.mkdir(parents=True)
+        self.paths = {
+            name: weight_path(
+                name,
+                self.trainer,
+                folder=weights_folder,
+                timeout_s=weights.timeout_s,
+                bucket_bytes=weights.update_weight_buffer_size,
+                device=self.device,
+            )
+            for name in dict.fromkeys(names)
+        }
+        self.agreement = Agreement(self.trainer, folder=weights_folder, timeout_s=weights.timeout_s)
+
+    # --- between runs -------------------------------------------------------------------------------------------------
+
+    async def reset(self, scenario: Scenario) -> None:
+        """Back to version 0 for another run of a scenario that asks for the same deployment."""
+        self.scenario = scenario
+        await self.environment.close()
+        self.environment = _environment(scenario, self.base_dir, self.model)
+        await self.environment.open()
+        await self.trainer.restore(self.folder / "start")
+        for slot in (EngineSlot(h) for h in self.engines):
+            await slot.handle.client.update_from_disk(self.model.path, weight_version="0", flush_cache=True)
+        self._fresh_paths()
+
+    async def quiet(self, slots: Sequence[EngineSlot]) -> None:
+        """After a run: nothing generates, nothing is paused, no memory is lent."""
+        for slot in slots:
+            if slot.lost:
+                continue
+            try:
+                client = slot.handle.client
+                if slot.paused:
+                    await client.resume()
+                if slot.released:
+                    await client.resume_memory()
+                await client.pause("abort")
+                await client.resume()
+            except (EngineGone, EngineRefused):
+                continue
+
+    # --- path costs ---------------------------------------------------------------------------------------------------
+
+    async def path_costs(self, scenario: Scenario) -> tuple[said.PathCost, ...]:
+        """What one publication costs by each path to choose from: each is carried out once, with the weights that the
+        engines have. Nothing is measured for a fixed path."""
+        if scenario.weights.path.type != "cheapest":
+            return ()
+        costs = []
+        for name, path in self.paths.items():
+            prepared = await path.prepare(0, self.engines)
+            started = time.monotonic()
+            await path.copy(0, self.engines, lambda _: None)
+            copied = time.monotonic()
+            digests = [await self.agreement.check(e, 0, scenario.weights.requantize) for e in self.engines]
+            costs.append(
+                said.PathCost(
+                    name,
+                    prepared.seconds,
+                    copied - started,
+                    max(d.check_s for d in digests),
+                    max(d.requantize_s for d in digests),
+                )
+            )
+        return tuple(costs)
+
+    # --- losses -------------------------------------------------------------------------------------------------------
+
+    async def kill(self, engine: int) -> None:
+        """End a server the hard way: nothing of it answers any more."""
+        host = self.hosts[engine]
+        await host.run(os.kill, await host.pid(), signal.SIGKILL)
+
+    async def relaunch(self, engine: int) -> EngineHandle:
+        """A fresh server in the place of one that is gone; it serves version 0."""
+        host = self.hosts[engine] = self._launch(engine)
+        url = await host.ready(self.scenario.real.start_timeout_s)
+        await self.engines[engine].client.close()
+        old = self.engines[engine]
+        client = EngineClient(url, timeout_s=self.scenario.real.request_timeout_s)
+        self.engines[engine] = EngineHandle(old.index, client, old.tp_size, host, old.node, old.routed_experts)
+        return self.engines[engine]
+
+
+def deployment_key(scenario: Scenario) -> str:
+    """Equal for scenarios that can run one after another on one deployment: all but the seed and what only the core
+    reads."""
+    own = scenario.model_dump(mode="json", exclude={"name", "question", "simulation", "experience"})
+    own["run"] = None
+    own["rollout"] = own["rollout"]["engine"]
+    return str(own)
+
+
+def _environment(scenario: Scenario, base_dir: Path, model: PreparedModel) -> Environment:
+    w: Any = scenario.workload
+    config = getattr(w, "environment", None)
+    return environment(
+        config,
+        tokenizer=model.tokenizer,
+        members=scenario.algorithm.n_samples_per_prompt,
+        seed=scenario.run.seed,
+        num_tasks=getattr(w, "num_tasks", None),
+        max_response_length=w.max_response_length,
+        workload=workload(scenario, base_dir) if config is None else None,
+    )
+
+
+def cache_folder() -> Path:
+    """Where prepared models are kept: `RL_TESTBED_CACHE`, or the user's cache folder."""
+    named = os.environ.get("RL_TESTBED_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "rl-testbed"
+
+
+def model_of(scenario: Scenario, base_dir: Path) -> PreparedModel:
+    """The model folder that engines and trainer start from, made and warmed up if it is not there yet."""
+    config, options = scenario.model, scenario.real.warmup
+    if isinstance(config, PresetModel):
+        name = config.name
+    elif isinstance(config, ConfigJsonModel):
+        path = base_dir / config.path
+        name = str(path.parent if path.name == "config.json" else path)
+    else:
+        name = config.name
+    warmup = Warmup(steps=options.steps, batch_size=options.batch_size, lr=options.lr) if options.steps else None
+    shown = None
+    if warmup is not None:
+        bare = prepare_model(name, cache_folder(), MODEL_SEED)
+        shown = _environment(scenario, base_dir, bare)
+    return prepare_model(name, cache_folder(), MODEL_SEED, warmup=warmup, environment=shown)
+
+
+@asynccontextmanager
+async def deployed(
+    scenario: Scenario, base_dir: Path, folder: Path, stage: Stage = lambda _: None
+) -> AsyncIterator[Deployment]:
+    """Bring up all that the scenario's runs need, and take it down. `folder`: absolute, shared by all nodes.
+
+    Raises `real.errors.RealError` (and its kinds) with what is wrong, where, and what works instead.
+    """
+    device = device_of(scenario)
+    stage("preparing the model")
+    model = await asyncio.to_thread(model_of, scenario, base_dir)
+    layout = layout_of(scenario)
+    folder.mkdir(parents=True, exist_ok=True)
+    stage("starting Ray")
+    slots = sum(e.gpus for e in layout.engines) + layout.train_gpus
+    cluster = Cluster.start(scenario.real.ray_address, slots)
+    try:
+        have = scenario.cluster.gpus_per_node if device == "cpu" else cluster.gpus(0)
+        places = places_of(scenario, have)
+
+        def launch(index: int) -> EngineHost:
+            place = places.engines[index]
+            options = server_options(scenario, model.path, device, place)
+            return cluster.engine(options, node=place.node, log_path=folder / "logs" / f"engine-{index}.log")
+
+        count = len(layout.engines)
+        stage(f"starting {count} engine{'s' * (count != 1)} and {len(places.ranks)} trainer rank(s)")
+        (folder / "logs").mkdir(exist_ok=True)
+        hosts = [launch(i) for i in range(count)]
+        trainer = _trainer(cluster, scenario, model, device, places.ranks)
+        urls, _ = await asyncio.gather(
+            asyncio.gather(*(h.ready(scenario.real.start_timeout_s) for h in hosts)), trainer.connect()
+        )
+        engines = []
+        for i, url in enumerate(urls):
+            options = server_options(scenario, model.path, device, places.engines[i])
+            client = EngineClient(url, timeout_s=scenario.real.request_timeout_s)
+            engines.append(
+                EngineHandle(
+                    i, client, options.tp_size, None, places.engines[i].node, options.enable_return_routed_experts
+                )
+            )
+        world = _environment(scenario, base_dir, model)
+        await world.open()
+        start = folder / "start"
+        shutil.rmtree(start, ignore_errors=True)
+        await trainer.save(start)
+        deployment = Deployment(
+            scenario, base_dir, folder, model, hosts, engines, trainer, world, device, launch
+        )
+        try:
+            yield deployment
+        finally:
+            await deployment.environment.close()
+            await asyncio.gather(*(e.client.close() for e in deployment.engines), return_exceptions=True)
+    finally:
+        await asyncio.to_thread(cluster.close)
+        shutil.rmtree(folder / "weights", ignore_errors=True)
+        shutil.rmtree(folder / "start", ignore_errors=True)
+
+
+def _trainer(
+    cluster: Cluster, scenario: Scenario, model: PreparedModel, device: str, places: Sequence[Place]
+) -> Trainer:
+    options = trainer_options(scenario, model.path, device)
+    ranks = cluster.ranks(
+        len(places),
+        factory=partial(_rank, world=len(places), options=options),
+        nodes=[p.node for p in places],
+        device=device,
+        gpus=[p.gpus[0] for p in places],
+    )
+    return Trainer(ranks, options.loss)
+
+
+def _rank(rank: int, world: int, options: Any) -> TrainerRank:
+    return TrainerRank(rank, world, options)

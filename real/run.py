@@ -1,0 +1,146 @@
+"""One real run and its folder: scenario, journal, metrics, what each update did. Readable afterwards, also when it was
+interrupted.
+
+It refuses to know the command line and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from real.deployment import Deployment
+from real.driver import Progress, RealBackend, StuckError
+from testbed.core import events as said
+from testbed.journal import JournalHeader, JournalWriter
+from testbed.metrics import RunMetrics, write_metrics
+from testbed.metrics.summary import RunSummary
+from testbed.scenario import Scenario
+from testbed.scenario.load import dump_scenario, scenario_hash
+
+PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "numpy")
+TRAINING = "training.jsonl"
+"""One line per optimizer update: reward, loss, gradient norm, engine difference, seconds."""
+
+
+class Measured(Struct):
+    """What a real run leaves behind."""
+
+    summary: RunSummary
+    folder: Path | None
+    wall_s: float
+    core_share: float
+    """Share of wall time spent deciding (`core.handle`)."""
+    observers_share: float
+    """Share of wall time spent on journal and metrics."""
+    finish_reason: str
+    rewards: list[float]
+    """Mean reward of each batch, in order."""
+    problem: str = ""
+    """Why it did not come to its end (interrupted, stuck); empty otherwise."""
+
+
+def versions() -> dict[str, str]:
+    """What produced the figures."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def kinds_of(deployment: Deployment) -> dict[str, str]:
+    """Family of numbers -> what it rests on."""
+    measured = dict.fromkeys(("engine_step", "trainer", "links", "prompts", "reply_lengths", "tools", "rewards"))
+    return {**dict.fromkeys(measured, "measured"), **deployment.environment.kinds, "price": "assumed"}
+
+
+async def run_on(
+    deployment: Deployment,
+    scenario: Scenario,
+    folder: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    name: str = "",
+    faults: Iterable[said.Event] = (),
+    observers: Iterable[Any] = (),
+) -> Measured:
+    """Run `scenario` on a deployment that is up; with `folder`, write `scenario.yaml`, `journal.jsonl.zst`,
+    `metrics.parquet`, `summary.json` and `training.jsonl`.
+
+    A run that gets stuck or is cancelled is written down as far as it came (`problem` says why).
+    """
+    digest = scenario_hash(scenario)
+    backend = RealBackend(scenario, deployment, (), faults)
+    metrics = RunMetrics(scenario, backend.core.layout)
+    watching: list[Any] = [metrics.observe, *observers]
+    writer: JournalWriter | None = None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "scenario.yaml").write_text(dump_scenario(scenario), encoding="utf-8")
+        if scenario.run.journal != "off":
+            header = JournalHeader(
+                scenario_hash=digest,
+                seed=scenario.run.seed,
+                backend="real",
+                versions=versions(),
+                scenario=scenario.model_dump(mode="json"),
+            )
+            path = folder / "journal.jsonl.zst"
+            writer = JournalWriter(path, scenario.run.journal, scenario.run.journal_sample, header)
+            watching.append(writer.write)
+    backend.use(watching)
+    problem = ""
+    try:
+        await backend.run(progress)
+    except StuckError as error:
+        problem = str(error)
+    except asyncio.CancelledError:
+        problem = "interrupted"
+    finally:
+        if writer is not None:
+            writer.close()
+    reason = backend.finish_reason or ("interrupted" if problem == "interrupted" else "stuck")
+    if not problem and reason != "completed" and reason != "tasks_exhausted":
+        problem = f"the run ended early: {reason}"
+    summary = metrics.summary(
+        name=name or scenario.name,
+        backend="real",
+        seed=scenario.run.seed,
+        scenario_hash=digest,
+        workload_hash=deployment.environment.fingerprint,
+        backend_events=0,
+        finish_reason=reason,
+        kinds=kinds_of(deployment),
+        marks={},
+    )
+    if folder is not None:
+        write_metrics(folder / "metrics.parquet", summary)
+        lines = b"".join(msgspec.json.encode(t) + b"\n" for t in backend.trained)
+        (folder / TRAINING).write_bytes(lines)
+    wall = max(backend.wall_s, 1e-9)
+    return Measured(
+        summary=summary,
+        folder=folder,
+        wall_s=backend.wall_s,
+        core_share=backend.core_s / wall,
+        observers_share=backend.observers_s / wall,
+        finish_reason=reason,
+        rewards=_rewards(backend),
+        problem=problem,
+    )
+
+
+def _rewards(backend: RealBackend) -> list[float]:
+    by_batch: dict[int, float] = {}
+    for update in backend.trained:
+        by_batch[update.batch] = update.reward_mean
+    return [by_batch[b] for b in sorted(by_batch)]

@@ -1,0 +1,179 @@
+"""What a real run has besides engines and weights: data source, tools, environments, verifiers, trainer.
+
+Each action becomes a task, each result an event. It refuses to know engines and versions, except that engines report
+their load before a batch's last update is reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from real.environments.base import Environment, RealTask
+from real.store import ExperienceStore
+from real.trainer.trainer import StepStats, Trainer
+from testbed.core import actions as do
+from testbed.core import events as said
+from testbed.scenario import Scenario
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+LOG_PROBS = {"old_log_probs": ("actor", "old_log_probs"), "reference": ("reference", "reference_log_probs")}
+"""Signal of the training pool -> (model that computes it, field of the conversation)."""
+
+
+class Slots:
+    """At most `n` at once; 0 means as many as come."""
+
+    def __init__(self, n: int) -> None:
+        self._semaphore = asyncio.Semaphore(n) if n else None
+
+    def one(self) -> AbstractAsyncContextManager[Any]:
+        return self._semaphore if self._semaphore is not None else nullcontext()
+
+
+class Services:
+    """`tell` hands an event to the core; `before_step` runs before the last update of a batch is reported; `trained`
+    hears what each update did."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        store: ExperienceStore,
+        environment: Environment,
+        trainer: Trainer,
+        tell: Callable[[said.Event], None],
+        spawn: Spawn,
+        now: Callable[[], float],
+        before_step: Callable[[], Awaitable[None]],
+        trained: Callable[[StepStats, do.Train, float], None],
+    ) -> None:
+        self.store = store
+        self.environment = environment
+        self.trainer = trainer
+        self.tell = tell
+        self.spawn = spawn
+        self.now = now
+        self._before_step = before_step
+        self._trained = trained
+        self._members = scenario.algorithm.n_samples_per_prompt
+        workload = scenario.workload
+        self._verifiers = Slots(workload.rewards.servers)
+        self._tools = Slots(workload.tools.slots)
+        self._environments = asyncio.Semaphore(workload.tools.environments or 2**31)
+        self._held: set[int] = set()
+        """Trajectories that occupy an environment."""
+        self._keep_tasks = scenario.experience.staleness.action == "retry" or (
+            scenario.rollout.admission.type == "over_sampling"
+        )
+
+    def start(self) -> None:
+        """Tasks that arrive by themselves begin to."""
+        arrivals = self.environment.arrivals()
+        if arrivals is not None:
+            self.spawn(self._arrive(arrivals))
+
+    async def _arrive(self, arrivals: Any) -> None:
+        for at, task in arrivals:
+            await asyncio.sleep(max(at - self.now(), 0.0))
+            self._deliver(-1, task)
+        self.tell(said.TasksExhausted(self.now()))
+
+    # --- tasks, tools, environments -----------------------------------------------------------------------------------
+
+    def draw_task(self, a: do.DrawTask) -> None:
+        task = self.environment.draw() if a.task < 0 else self.environment.again(a.task)
+        if task is None:
+            self.tell(said.TasksExhausted(self.now(), a.group))
+        else:
+            self._deliver(a.group, task)
+
+    def _deliver(self, group: int, task: RealTask) -> None:
+        self.store.add_task(task)
+        if group >= 0:
+            self.store.bind(group, task.index, task.members or self._members)
+        self.tell(
+            said.TaskArrived(
+                self.now(),
+                group,
+                task.index,
+                len(task.prompt_ids),
+                task.blocks,
+                task.block_tokens,
+                task.environment,
+                task.members,
+            )
+        )
+
+    def prepare_environment(self, a: do.PrepareEnvironment) -> None:
+        self.spawn(self._prepare(a))
+
+    async def _prepare(self, a: do.PrepareEnvironment) -> None:
+        c = self.store.open(a.trajectory, a.group, a.task, a.member, self._members)
+        await self._environments.acquire()
+        self._held.add(a.trajectory)
+        await self.environment.prepare(c.task, (a.trajectory, c.member))
+        self.tell(said.EnvironmentReady(self.now(), a.trajectory))
+
+    def release_environment(self, a: do.ReleaseEnvironment) -> None:
+        c = self.store[a.trajectory]
+        self.spawn(self._release(c.task, (a.trajectory, c.member)))
+
+    async def _release(self, task: RealTask, who: tuple[int, int]) -> None:
+        await self.environment.release_member(task, who)
+        if who[0] in self._held:
+            self._held.discard(who[0])
+            self._environments.release()
+
+    def run_tool(self, a: do.RunTool) -> None:
+        self.spawn(self._run_tool(a))
+
+    async def _run_tool(self, a: do.RunTool) -> None:
+        c = self.store[a.trajectory]
+        async with self._tools.one():
+            ids = await self.environment.run_tool(c.task, (a.trajectory, c.member), c.call)
+        if self.store.find(a.trajectory) is c:
+            c.observed(ids)
+            self.tell(said.ToolFinished(self.now(), a.trajectory, len(ids)))
+
+    # --- signals and training -----------------------------------------------------------------------------------------
+
+    def compute_signals(self, a: do.ComputeSignals) -> None:
+        if a.pool >= 0:
+            self.spawn(self._log_probs(a))
+        else:
+            for trajectory in a.trajectories:
+                self.spawn(self._reward(trajectory))
+
+    async def _reward(self, trajectory: int) -> None:
+        c = self.store[trajectory]
+        response = c.ids[c.prompt_tokens :]
+        async with self._verifiers.one():
+            reward = await self.environment.reward(c.task, c.member, list(c.task.prompt_ids), response, c.outputs)
+        if self.store.find(trajectory) is c:
+            c.reward = reward
+            self.tell(said.SignalReady(self.now(), "reward", (trajectory,), (reward,)))
+
+    async def _log_probs(self, a: do.ComputeSignals) -> None:
+        model, name = LOG_PROBS[a.signal]
+        conversations = [self.store[t] for t in a.trajectories]
+        values = await self.trainer.log_probs([c.record() for c in conversations], model)
+        for c, v in zip(conversations, values, strict=True):
+            setattr(c, name, v)
+        self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
+
+    def train(self, a: do.Train) -> None:
+        self.spawn(self._train(a))
+
+    async def _train(self, a: do.Train) -> None:
+        records = [self.store[x.trajectory].record(x.masked_tokens) for x in a.experiences]
+        for update in range(a.updates):
+            started = self.now()
+            stats = await self.trainer.train_update(records, a.batch, update, a.updates)
+            self._trained(stats, a, self.now() - started)
+            if update + 1 == a.updates:
+                await self._before_step()
+            self.tell(said.TrainStepFinished(self.now(), a.batch, update))
+
+    def retire(self, a: do.Retire) -> None:
+        self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")

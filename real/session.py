@@ -1,0 +1,110 @@
+"""Several real runs one after another, on as few deployments as they need; ended early by Ctrl-C without losing what a
+run did until then.
+
+It refuses to know the command line's words and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from real.deployment import Stage, deployed, deployment_key
+from real.driver import Status
+from real.run import Measured, run_on
+from testbed.scenario import Scenario
+
+
+class Job(Struct, frozen=True):
+    """One run to make."""
+
+    scenario: Scenario
+    base_dir: Path
+    """What file names in the scenario are relative to."""
+    folder: Path
+    name: str
+
+
+Progress = Callable[[int, Status], None]
+"""Hears where the run of this index stands."""
+Done = Callable[[int, Measured], None]
+
+
+def run_jobs(jobs: Sequence[Job], *, stage: Stage, progress: Progress, done: Done) -> list[Measured]:
+    """Run all jobs in order; those that follow each other with equal deployments share one.
+
+    Ctrl-C ends the run at hand (`problem` is `interrupted`) and starts no other. Raises `real.errors.RealError` if
+    something cannot be brought up, and whatever a run raises.
+    """
+    return asyncio.run(_run_jobs(jobs, stage, progress, done))
+
+
+async def _run_jobs(jobs: Sequence[Job], stage: Stage, progress: Progress, done: Done) -> list[Measured]:
+    loop, stop, results = asyncio.get_running_loop(), asyncio.Event(), list[Measured]()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    try:
+        for group in _groups(jobs):
+            if not stop.is_set():
+                whole = asyncio.create_task(_run_group(group, results, stage, progress, done, stop))
+                await _until(whole, stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return results
+
+
+async def _until(work: asyncio.Task[Any], stop: asyncio.Event) -> None:
+    """Wait for `work`; when asked to stop while something is brought up, give that up."""
+    asked = asyncio.create_task(stop.wait())
+    await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not work.done():
+        work.cancel()
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+async def _run_group(
+    group: list[tuple[int, Job]],
+    results: list[Measured],
+    stage: Stage,
+    progress: Progress,
+    done: Done,
+    stop: asyncio.Event,
+) -> None:
+    first = group[0][1]
+    folder = first.folder.resolve().parent / ".deployment"
+    async with deployed(first.scenario, first.base_dir, folder, stage) as deployment:
+        for k, (index, job) in enumerate(group):
+            if k:
+                stage("back to version 0")
+                await deployment.reset(job.scenario)
+            measured = await run_on(
+                deployment,
+                job.scenario,
+                job.folder,
+                name=job.name,
+                progress=lambda status, index=index: progress(index, status),
+            )
+            results.append(measured)
+            done(index, measured)
+            if stop.is_set():
+                return
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[tuple[int, Job]]]:
+    """Neighbours with equal deployments."""
+    groups: list[list[tuple[int, Job]]] = []
+    for index, job in enumerate(jobs):
+        key = (deployment_key(job.scenario), job.base_dir)
+        if groups and key == (deployment_key(groups[-1][0][1].scenario), groups[-1][0][1].base_dir):
+            groups[-1].append((index, job))
+        else:
+            groups.append([(index, job)])
+    return groups

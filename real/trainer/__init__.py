@@ -1,0 +1,1 @@
+"""Trainer: FSDP2 ranks that score recorded tokens and update the actor, and the facade that drives them."""

@@ -1,0 +1,56 @@
+"""Commands that explain: schema, doctor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli.app import Json, app
+from testbed.commands.errors import UserError
+from testbed.console import say
+
+
+@app.command(short_help="Print the JSON Schema of scenario or study files.")
+def schema(
+    what: Annotated[str, typer.Argument(metavar="scenario|study", help="Of which files.")] = "scenario",
+    json_: Json = None,
+) -> None:
+    """Print the JSON Schema of scenario or study files, for editors that check and complete YAML."""
+    from testbed.commands import folders
+    from testbed.scenario.schema import scenario_schema, study_schema
+
+    makers: dict[str, Callable[[], dict[str, Any]]] = {"scenario": scenario_schema, "study": study_schema}
+    if what not in makers:
+        raise UserError(f"schema {what}: no such schema (nearest: scenario, study)")
+    folders.target("--json", json_)
+    made = makers[what]()
+    folders.write_json(json_, made)
+    print(json.dumps(made, indent=1))
+
+
+@app.command(short_help="Say what is installed and what is missing.")
+def doctor(json_: Json = None) -> None:
+    """Say what is installed, what is missing and how to get it, and which GPUs and models are known by name."""
+    from testbed.commands import folders
+    from testbed.commands.installed import EXTRAS, installed
+    from testbed.commands.real_parts import doctor_lines
+
+    folders.target("--json", json_)
+    figures = installed()
+    missing = figures["simulator_missing"]
+    say(f"python {figures['python']}, {figures['cores']} cores")
+    say(f"simulator: MISSING {', '.join(missing)}: pip install -e ." if missing else "simulator: ready")
+    for extra, (_, use) in EXTRAS.items():
+        lacking = figures["extras"][extra]["missing"]
+        state = f"not installed ({', '.join(lacking)}): pip install -e '.[{extra}]'" if lacking else "ready"
+        say(f"extra {extra} ({use}): {state}")
+    for said in doctor_lines(figures["real"]):
+        say(said)
+    say(f"GPUs: {', '.join(figures['gpus'])}")
+    say(f"model presets: {', '.join(figures['models'])}")
+    folders.write_json(json_, figures)
+    if missing or figures["real"]["error"]:
+        raise typer.Exit(1)

@@ -1,0 +1,146 @@
+"""The command that makes a run on actual engines and a trainer, and what `compare --backend real` needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli.app import Json, Out, Overrides, app, command_of
+from testbed.commands.errors import Interrupted, RunFailed, UserError
+from testbed.console import bar, complain, err, figures_of, said_of, say, show_run
+
+
+@app.command(short_help="Run one scenario on real engines and a real trainer.")
+def real(
+    ctx: typer.Context,
+    scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study with --variant.")],
+    set_: Overrides = None,
+    out_: Out = None,
+    json_: Json = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which variant of a study (default: its baseline).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed (default: the scenario's).", min=0)] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster to run on (default: one is started).")
+    ] = None,
+    report_: Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report.")] = True,
+) -> None:
+    """Run the scenario that `testbed run` simulates on actual SGLang engines and an actual torch trainer.
+
+    Writes the same run folder; all its times are measured. Ctrl-C ends the run early; what it did until then is in the
+    folder.
+    """
+    from testbed.commands import folders
+    from testbed.commands.chosen import one, with_seed
+
+    overrides = [*(set_ or ()), *([f"real.ray_address={address}"] if address else [])]
+    chosen = one(scenario, overrides, variant, simulated=False)
+    config = chosen.scenario if seed is None else with_seed(chosen.scenario, seed)
+    folder = folders.fresh(out_ or Path("runs") / f"{folders.slug(chosen.name)}-real", folders.SCENARIO)
+    folders.target("--json", json_)
+    results, versions = real_runs([(config, chosen.base_dir, folder, chosen.name)])
+    if not results:
+        raise Interrupted(f"{chosen.name}: interrupted before the run began")
+    [done] = results
+    show_run(done.summary)
+    decided, observed = 100 * done.core_share, 100 * done.observers_share
+    say(f"decided  in {decided:.2f} % of the run's time; journal and metrics took {observed:.2f} %")
+    if done.rewards:
+        say(f"reward   {_ends(done.rewards)}")
+    folders.write_json(
+        json_,
+        {
+            **figures_of(done.summary),
+            "rewards": done.rewards,
+            "core_share": done.core_share,
+            "observers_share": done.observers_share,
+            "wall_s": done.wall_s,
+            "problem": done.problem,
+            "folder": str(folder),
+        },
+    )
+    if report_ and done.summary.measured_steps:
+        from reports.write import write_run_report
+
+        paths = write_run_report(
+            done.summary,
+            folder / "report",
+            question=chosen.question,
+            command=command_of(ctx),
+            versions=versions,
+            seconds=done.wall_s,
+            facts=real_facts(config),
+        )
+        say(f"report   {paths['index']}")
+    say(f"run      {folder}")
+    if done.problem == "interrupted":
+        raise Interrupted(f"{chosen.name}: interrupted; {folder} holds what it did until then")
+    if done.problem:
+        raise RunFailed(f"{chosen.name}: {done.problem}")
+
+
+def _ends(rewards: Sequence[float]) -> str:
+    """Mean of the first and of the last fifth of the batches."""
+    n = max(len(rewards) // 5, 1)
+    first, last = sum(rewards[:n]) / n, sum(rewards[-n:]) / n
+    return f"{first:.3f} in the first {n} batches, {last:.3f} in the last {n}"
+
+
+def real_facts(scenario: Any) -> dict[str, str]:
+    """Sentences for the part of the report that says what the figures rest on."""
+    device = "CPU" if scenario.cluster.gpu == "CPU" else scenario.cluster.gpu
+    return {
+        "engine_step": f"SGLang engines on {device}, wall clock",
+        "trainer": f"FSDP2 trainer on {device}, wall clock",
+        "links": "weights really copied, wall clock",
+        "price": f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour",
+    }
+
+
+def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], dict[str, str]]:
+    """(scenario, base folder, run folder, name) each, one after another; with the versions of what made them.
+
+    Fewer results than `work` after Ctrl-C. Raises `UserError` where the real backend is not installed.
+    """
+    from testbed.commands import folders
+    from testbed.commands.real_parts import how_to_get_real, missing_for_real
+
+    lacking = missing_for_real(work[0][0].real.engine_command)
+    if lacking:
+        raise UserError(f"the real backend needs {', '.join(lacking)} (nearest: {how_to_get_real()})")
+    from real.run import versions
+    from real.session import Job, run_jobs
+
+    for _, _, folder, _ in work:
+        folders.drop_report(folder)
+    steps = [w[0].run.num_rollout for w in work]
+    progress = bar()
+    line = progress.add_task("starting", total=sum(steps), detail="")
+    before = 0
+
+    def stage(what: str) -> None:
+        progress.update(line, detail=what)
+        if not err.is_terminal:
+            complain(what)
+
+    def status(index: int, s: Any) -> None:
+        detail = (
+            f"reward {s.reward:.2f}, trained {s.batches_trained}, deployed {s.deployed}, "
+            f"engines {'+'.join(map(str, s.loads))}, waiting {s.waiting}"
+        )
+        name = f"{work[index][3]:.24} {index + 1}/{len(work)}" if len(work) > 1 else "step"
+        progress.update(line, description=name, completed=sum(steps[:index]) + s.batches_trained, detail=detail)
+
+    def done(index: int, result: Any) -> None:
+        nonlocal before
+        before += 1
+        if not err.is_terminal:
+            complain(f"[{before}/{len(work)}] {said_of(work[index][3], result)}, reward {_ends(result.rewards)}")
+
+    with progress:
+        results = run_jobs([Job(*w) for w in work], stage=stage, progress=status, done=done)
+    return results, versions()
