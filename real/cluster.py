@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import socket
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -29,21 +34,34 @@ from real.errors import EngineGone, RealError
 SLOT = "slot"
 OBJECT_STORE_BYTES = 200 * 2**20
 """Weights and records do not travel through Ray's store; the smallest that Ray is comfortable with."""
-_QUIET = {
+_RAY_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 otherwise, and engines would inherit it: they wait for whatever else runs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leave CUDA_VISIBLE_DEVICES to the processes
-    "RAY_DEDUP_LOGS": "0",
 }
+_REAPER = (
+    "import sys, psutil\n"
+    "members = [psutil.Process(int(pid)) for pid in sys.argv[1:] if psutil.pid_exists(int(pid))]\n"
+    "sys.stdin.buffer.read()\n"  # returns when the driver is gone, or has closed the cluster
+    "for member in members:\n"
+    "    try: member.kill()\n"
+    "    except psutil.NoSuchProcess: pass\n"
+)
+"""Kills the processes of an embedded cluster once its driver is gone. Most die with the driver, but Ray's agents first
+spend a minute on telling a dead server about it."""
 
 
 class Cluster:
     """A Ray cluster as the backend uses it. Make one with `start` from the main thread; close it in the end."""
 
-    def __init__(self, nodes: list[dict[str, Any]], owns_ray: bool, remote: bool) -> None:
+    def __init__(
+        self, nodes: list[dict[str, Any]], owns_ray: bool, remote: bool, reaper: subprocess.Popen[bytes] | None
+    ) -> None:
         self._nodes = nodes
         self._owns_ray = owns_ray
         self._remote = remote
         self._used: defaultdict[int, float] = defaultdict(float)
+        self._reaper = reaper
         self._hosts: list[EngineHost] = []
         self._ranks: list[RankHandle] = []
 
@@ -56,9 +74,10 @@ class Cluster:
         Raises:
             RealError: there is no cluster at `address`.
         """
-        os.environ |= {name: os.environ.get(name, value) for name, value in _QUIET.items()}
-        owns = not ray.is_initialized()
+        os.environ |= {name: os.environ.get(name, value) for name, value in _RAY_ENV.items()}
+        owns, reaper = not ray.is_initialized(), None
         if owns and address is None:
+            before = _children()
             ray.init(
                 address="local",
                 num_cpus=1,  # Ray keeps this many workers warm, 100 MB each; actors here ask for no CPU
@@ -66,21 +85,20 @@ class Cluster:
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level="error",
+                logging_level=logging.ERROR,
             )
+            command = [sys.executable, "-c", _REAPER, *(str(pid) for pid in _children() - before)]
+            reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         elif owns:
+            _reach(address)
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                what = str(error).splitlines()[0]
-                raise RealError(
-                    f"no Ray cluster at {address!r} ({what}); start one with `ray start --head`, "
-                    "or leave the address out for an embedded one"
-                ) from None
+                raise _no_cluster(address, str(error).splitlines()[0]) from None
         here = ray.get_runtime_context().get_node_id()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         nodes.sort(key=lambda n: (n["NodeID"] != here, n["NodeManagerAddress"], n["NodeManagerPort"]))
-        return cls(nodes, owns, remote=address is not None)
+        return cls(nodes, owns, remote=address is not None, reaper=reaper)
 
     @property
     def nodes(self) -> int:
@@ -123,11 +141,17 @@ class Cluster:
         """
         if device == "cuda" and len(gpus) != n:
             raise RealError(f"{n} ranks on GPUs need as many GPU indices, got {tuple(gpus)}")
+        places, before = [], self._used.copy()
+        own = [tuple(gpus[rank : rank + 1]) if device == "cuda" else () for rank in range(n)]
+        try:  # all of them, before the first is started
+            for rank in range(n):
+                places.append(self._take(nodes[rank % len(nodes)], 1, own[rank], device == "cuda", f"rank {rank}"))
+        except RealError:
+            self._used = before
+            raise
         handles = []
-        for rank in range(n):
-            own = tuple(gpus[rank : rank + 1]) if device == "cuda" else ()
-            node = self._take(nodes[rank % len(nodes)], 1, own, device == "cuda", f"rank {rank}")
-            env = {"CUDA_VISIBLE_DEVICES": str(own[0])} if own else {}
+        for rank, node in enumerate(places):
+            env = {"CUDA_VISIBLE_DEVICES": str(own[rank][0])} if own[rank] else {}
             actor = self._actor(_RankActor, node, 1, device, concurrency=1)
             handles.append(RankHandle(actor.remote(factory, rank, env), rank, node))
         self._ranks += handles
@@ -137,11 +161,14 @@ class Cluster:
         """Stop engines and ranks, and Ray if `start` started or joined it. May be called twice."""
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get([host.actor.stop.remote() for host in self._hosts])
-        for handle in (*self._hosts, *self._ranks):
-            ray.kill(handle.actor)
+        for actor in [host.actor for host in self._hosts] + [rank.actor for rank in self._ranks]:
+            ray.kill(actor)
         self._hosts, self._ranks = [], []
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.communicate()
+            self._reaper = None
 
     def _take(self, node: int | None, slots: int, gpus: tuple[int, ...], cuda: bool, who: str) -> int:
         """The node to use; its slots are taken. GPUs are only checked: roles may share them."""
@@ -166,6 +193,27 @@ class Cluster:
             max_concurrency=concurrency,
             runtime_env={"env_vars": {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH")), "OMP_NUM_THREADS": "1"}},
         )
+
+
+def _children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def _reach(address: str | None) -> None:
+    """Refuse an address at which nobody listens: `ray.init` would go on trying for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon:
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str | None, why: str) -> RealError:
+    return RealError(
+        f"no Ray cluster at {address!r} ({why}): give `auto` or host:port, start one with `ray start --head`, "
+        "or leave the address out for an embedded one"
+    )
 
 
 class EngineHost:
@@ -236,7 +284,7 @@ async def _result(reference: Any) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayActorError as error:
-        raise EngineGone(str(error).splitlines()[0]) from None
+        raise EngineGone(" ".join(str(error).split())) from None
 
 
 class _EngineActor:

@@ -206,7 +206,7 @@ def model_of(scenario: Scenario, base_dir: Path) -> PreparedModel:
         name = str(path.parent if path.name == "config.json" else path)
     else:
         name = config.name
-    warmup = Warmup(steps=options.steps, batch_size=options.batch_size, lr=options.lr) if options.steps else None
+    warmup = Warmup(**options.model_dump()) if options.steps else None
     shown = None
     if warmup is not None:
         bare = prepare_model(name, cache_folder(), MODEL_SEED)
@@ -261,9 +261,7 @@ async def deployed(
         start = folder / "start"
         shutil.rmtree(start, ignore_errors=True)
         await trainer.save(start)
-        deployment = Deployment(
-            scenario, base_dir, folder, model, hosts, engines, trainer, world, device, launch
-        )
+        deployment = Deployment(scenario, base_dir, folder, model, hosts, engines, trainer, world, device, launch)
         try:
             yield deployment
         finally:

@@ -165,6 +165,7 @@ class RealBackend:
         self._over = loop.create_future()
         costs = await self.deployment.path_costs(self.scenario)
         await self.fleet.begin()
+        await self.weights.begin()
         self._started = time.monotonic()
         for fault in self._faults:
             loop.call_later(fault.t, self._fault, fault)
@@ -186,6 +187,7 @@ class RealBackend:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.deployment.quiet(self.fleet.slots)
+        await self.weights.end()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

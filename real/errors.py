@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RealError(Exception):
     """A real run cannot start or go on; the message says what, where and the nearest thing that works."""
@@ -23,6 +25,9 @@ class EngineRefused(Exception):
         self.status = status
         self.message = message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.status, self.message)
+
 
 class UpdateFailed(Exception):
     """A step of a weight update did not succeed; the old version goes on serving. `stage`: prepare, copy, requantize
@@ -32,3 +37,6 @@ class UpdateFailed(Exception):
         super().__init__(f"{stage}: {reason}")
         self.stage = stage
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.stage, self.reason)

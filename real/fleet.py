@@ -118,14 +118,22 @@ class Fleet:
             tokens = len(g.output_ids)
             self.tell(said.TurnFailed(self.now(), a.trajectory, a.turn, a.engine, "aborted", tokens))
         elif self.store.find(a.trajectory) is c:
-            self._answered(slot, a, c, g, version, prompt, sent_t)
+            self._answered(slot, a, c, g, limits.finish_reason or g.finish_reason, version, prompt, sent_t)
 
     def _leave(self, slot: EngineSlot, trajectory: int) -> None:
         if slot.turns.get(trajectory) is asyncio.current_task():
             del slot.turns[trajectory]
 
     def _answered(
-        self, slot: EngineSlot, a: do.StartTurn, c: Conversation, g: Generated, version: int, prompt: int, sent_t: float
+        self,
+        slot: EngineSlot,
+        a: do.StartTurn,
+        c: Conversation,
+        g: Generated,
+        reason: str,
+        version: int,
+        prompt: int,
+        sent_t: float,
     ) -> None:
         now = self.now()
         self.drift += g.prompt_tokens != prompt
@@ -150,7 +158,7 @@ class Fleet:
                 g.cached_tokens,
                 first,
                 self._within(g.started_t, sent_t, first),
-                "tool_calls" if call is not None else g.finish_reason,
+                "tool_calls" if call is not None else reason,
                 call is not None,
                 recomputed,
                 (slot.computed.get(a.group, version) if self._kv == "keep" else version) if g.cached_tokens else -1,

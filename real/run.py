@@ -28,6 +28,9 @@ PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "
 TRAINING = "training.jsonl"
 """One line per optimizer update: reward, loss, gradient norm, engine difference, seconds."""
 
+SWITCHES = "switches.jsonl"
+"""One line per change of phase of a shared pool: what moved, and how long it took."""
+
 
 class Measured(Struct):
     """What a real run leaves behind."""
@@ -126,6 +129,9 @@ async def run_on(
         write_metrics(folder / "metrics.parquet", summary)
         lines = b"".join(msgspec.json.encode(t) + b"\n" for t in backend.trained)
         (folder / TRAINING).write_bytes(lines)
+        if backend.weights.switches:
+            switches = b"".join(msgspec.json.encode(s) + b"\n" for s in backend.weights.switches)
+            (folder / SWITCHES).write_bytes(switches)
     wall = max(backend.wall_s, 1e-9)
     return Measured(
         summary=summary,

@@ -63,7 +63,10 @@ class Conversation:
     def answered(self, g: Generated, spans: tuple[Span, ...]) -> None:
         """A turn is over. `spans` count from the turn's first output token."""
         start = len(self.mask)
-        self.known_tokens = len(self.ids) + max(len(g.output_ids) - 1, 0)  # the last token was never an input
+        # The last token was never an input, unless it is a stop token: SGLang's overlapped schedule sees that one a
+        # step late, after it has been fed back.
+        fed_back = len(g.output_ids) - (g.finish_reason != "stop")
+        self.known_tokens = len(self.ids) + max(fed_back, 0)
         self.ids += g.output_ids
         self.outputs.append(list(g.output_ids))
         self.mask += [True] * len(g.output_ids)

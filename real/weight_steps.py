@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from msgspec import Struct
+
 from real.errors import EngineGone, EngineRefused, UpdateFailed
 from real.fleet import EngineSlot, Fleet
+from real.trainer.stats import Moved
 from real.trainer.trainer import Trainer
 from real.weights.agree import Agreement
 from real.weights.handle import EngineHandle
@@ -21,6 +24,19 @@ from testbed.core import events as said
 from testbed.policies.publication import RENDEZVOUS
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
+
+
+class Switched(Struct):
+    """One change of phase of a shared pool, seconds measured."""
+
+    t: float
+    phase: str
+    seconds: float
+    engines_s: float
+    """Of it, engines giving up or taking back their memory."""
+    trainer_bytes: int = 0
+    """Of trainer state moved to host memory or back."""
+    trainer_s: float = 0.0
 
 
 class WeightSteps:
@@ -52,6 +68,9 @@ class WeightSteps:
         self._offloads = placement.mode != "disaggregated" and placement.switch.offload
         self._left_to_copy: dict[int, set[int]] = {}
         self._collectives: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
+        self._away = False
+        """The trainer's state is in host memory."""
+        self.switches: list[Switched] = []
         self._oldest = 0
         """Oldest version that is kept."""
 
@@ -209,15 +228,37 @@ class WeightSteps:
 
     async def _switch(self, a: do.SwitchPool) -> None:
         slots = [self.fleet.slots[i] for i in self._layout.pools[a.pool].engines if not self.fleet.slots[i].lost]
+        started = self.now()
         if a.phase == "train":
             await self._each(slots, self._release)
-            if self._offloads:
-                await self.trainer.onload()
+            engines_s = self.now() - started
+            moved = await self.trainer.onload() if self._away else None
+            self._away = False
         else:
-            if self._offloads:
-                await self.trainer.offload()
+            moved = await self._lend()
+            moved_t = self.now()
             await self._each(slots, self._take_back)
+            engines_s = self.now() - moved_t
+        what = (moved.bytes, moved.seconds) if moved is not None else (0, 0.0)
+        self.switches.append(Switched(started, a.phase, self.now() - started, engines_s, *what))
         self.tell(said.PoolSwitched(self.now(), a.pool, a.phase))
+
+    async def _lend(self) -> Moved | None:
+        """The trainer's state leaves the GPUs that engines are about to use."""
+        if not self._offloads:
+            return None
+        self._away = True
+        return await self.trainer.offload()
+
+    async def begin(self) -> None:
+        """A shared pool starts in the phase of generation."""
+        await self._lend()
+
+    async def end(self) -> None:
+        """Leave the trainer ready for whatever comes next."""
+        if self._away:
+            self._away = False
+            await self.trainer.onload()
 
     async def _each(self, slots: list[EngineSlot], step: Callable[[EngineSlot], Awaitable[None]]) -> None:
         async def one(slot: EngineSlot) -> None:

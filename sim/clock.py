@@ -1,7 +1,7 @@
 """The virtual clock: SimPy's event loop with plain callbacks at exact absolute times.
 
 Responsible for the order of what happens: (time, priority class, sequence number), the same in every run. It
-refuses to know what a callback does, host time, and processes per request: one pending `Call` per engine, trainer,
+refuses to know what a callback does, host time, and processes per request: one pending call per engine, trainer,
 link or tool is all that models need.
 """
 

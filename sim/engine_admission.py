@@ -112,6 +112,7 @@ class Admission(State):
         batch: list[Request] = []
         cut: Request | None = None
         taken = continued = 0
+        before: Request | None = None  # the candidate that was matched last
 
         if pending is not None:  # the unfinished prompt always goes first
             want = pending.prompt_tokens + pending.out - pending.prefix
@@ -153,9 +154,19 @@ class Admission(State):
             cap = length - 1
             if 0 <= r.logprob_start < cap:
                 cap = r.logprob_start
-            node, hit = cache.match(
-                cache.root(r.namespace), r.tokens() if outputs else r.content, cap if self.caching else 0
-            )
+            # Admitting changes no prefix: the members of a group, which come one after the other, hit the same one.
+            if (
+                before is None
+                or outputs
+                or before.out
+                or r.content is not before.content
+                or r.namespace != before.namespace
+                or r.logprob_start != before.logprob_start
+            ):
+                node, hit = cache.match(
+                    cache.root(r.namespace), r.tokens() if outputs else r.content, cap if self.caching else 0
+                )
+            before = r
             cache.pin(node)
             n = length - hit
             future = r.limit - outputs

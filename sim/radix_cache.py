@@ -67,8 +67,8 @@ def cut(runs: Runs, lo: int, hi: int) -> Runs:
 
 
 class Node:
-    """A stretch of cached tokens. `t`: last access, larger is newer; of nodes stamped at once, which lie on one path, the
-    deeper is newer. `end`: tokens from the root to its end.
+    """A stretch of cached tokens. `end`: tokens from the root to its end. `t`: last access, larger is newer; of nodes
+    stamped at once, which lie on one path, the deeper is newer.
 
     `version`: oldest weight version among the KV of the path from the root to here.
     """
@@ -107,8 +107,8 @@ class RadixCache:
         """Forget everything; `slots` are free."""
         self.free = slots
         self.evictable = 0
-        # Nodes to evict, least recently used first: those that were queued in the order of their stamps (nearly all), and
-        # a heap of the others. One entry a node, checked when it comes up.
+        # Nodes to evict, as (t, end, node), least recently used first: those that were queued in this order (nearly
+        # all), and a heap of the others. One entry a node, checked when it comes up.
         self._fresh: deque[tuple[int, int, Node]] = deque()
         self._others: list[tuple[int, int, Node]] = []
         self.roots: dict[Any, Node] = {}

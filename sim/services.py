@@ -126,10 +126,11 @@ class Services:
         elif a.signal == "reward":
             for t in a.trajectories:
                 plan = self.store.conversation(t).plan
-                if plan.reward_s <= 0 and not self.verifiers.slots:
+                seconds = plan.reward_s
+                if seconds <= 0 and not self.verifiers.slots:
                     self.tell(said.SignalReady(self.clock._now, "reward", (t,), (plan.reward,)))
                 else:
-                    self.verifiers.submit(plan.reward_s, self._reward_done, (t, plan.reward))
+                    self.verifiers.submit(seconds, self._reward_done, (t, plan.reward))
         else:
             for t in a.trajectories:
                 self.external.submit(self._external_s, self._external_done, (a.signal, t))

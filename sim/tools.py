@@ -91,7 +91,8 @@ class Station:
         """Bring the areas up to `now`."""
         elapsed = now - self._settled
         if elapsed > 0.0:
-            self.queued_area_s += elapsed * len(self._queue)
+            if self._queue:
+                self.queued_area_s += elapsed * len(self._queue)
             self.busy_area_s += elapsed * self.busy
             self._settled = now
 

@@ -125,7 +125,7 @@ def figures_of(summary: RunSummary) -> dict[str, Any]:
         "kv_cached_share": summary.kv.cached_tokens / max(summary.kv.prompt_tokens, 1),
         "weight_update_total_s": summary.weight_update.total_s,
         "weight_update_pause_s": summary.weight_update.pause_s,
-        "simulated_s": summary.wall_s,
+        "wall_s": summary.wall_s,
         "core_events": summary.events,
         "backend_events": summary.backend_events,
         "scenario_hash": summary.scenario_hash,
@@ -202,10 +202,11 @@ def show_run(summary: RunSummary) -> None:
         ]
     else:
         rows.append(("step time", "not measured: no step after the warm-up"))
+    clock = " simulated" if f["backend"] == "simulated" else ""
     rows.append(
         (
             "ended",
-            f"{f['finish_reason']} after {duration(f['simulated_s'])} simulated; {f['core_events']:,} core events",
+            f"{f['finish_reason']} after {duration(f['wall_s'])}{clock}; {f['core_events']:,} core events",
         )
     )
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -5,6 +5,7 @@ imported when it is made."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from real.environments.base import Environment, RealTask, ToolCall, TurnLimits
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from testbed.workloads import Workload
 
 __all__ = ["Environment", "RealTask", "ToolCall", "TurnLimits", "environment"]
+
+
+_CLASSES = {
+    "arithmetic": ("real.environments.arithmetic", "Arithmetic"),
+    "calculator": ("real.environments.calculator", "Calculator"),
+    "gsm8k": ("real.environments.gsm8k", "Gsm8k"),
+    "reasoning_gym": ("real.environments.reasoning_gym", "ReasoningGym"),
+}
+"""`type` of the section -> where its class is."""
 
 
 def environment(
@@ -36,22 +46,9 @@ def environment(
         from real.environments.planned import Planned
 
         return Planned(workload, tokenizer=tokenizer)
+    module, name = _CLASSES[config.type]
     options = config.model_dump(exclude={"type"})
     options |= {} if max_response_length is None else {"max_response_length": max_response_length}
     options |= {} if num_tasks is None else {"num_tasks": num_tasks}
-    return _class(config.type)(**options, tokenizer=tokenizer, members=members, seed=seed)
-
-
-def _class(name: str) -> Any:
-    match name:
-        case "arithmetic":
-            from real.environments.arithmetic import Arithmetic as found
-        case "reasoning_gym":
-            from real.environments.reasoning_gym import ReasoningGym as found
-        case "gsm8k":
-            from real.environments.gsm8k import Gsm8k as found
-        case "calculator":
-            from real.environments.calculator import Calculator as found
-        case _:
-            raise ValueError(f"no environment of type {name!r}")
-    return found
+    made: Environment = getattr(import_module(module), name)(**options, tokenizer=tokenizer, members=members, seed=seed)
+    return made

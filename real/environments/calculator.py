@@ -62,7 +62,8 @@ class Calculator(TextEnvironment):
         draw = np.random.default_rng((seed, index))
         first, *operands = draw.integers(0, self._max_operand + 1, self._operations + 1).tolist()
         signs = [self._operators[i] for i in draw.integers(len(self._operators), size=self._operations)]
-        question, value, steps = str(first), first, []
+        question, value = str(first), first
+        steps: list[tuple[str, str]] = []
         for sign, operand in zip(signs, operands, strict=True):
             question = f"({question}){sign}{operand}" if steps else f"{question}{sign}{operand}"
             result = APPLY[sign](value, operand)
@@ -97,7 +98,7 @@ class Calculator(TextEnvironment):
         except HelperTimeout:
             result = "error: time limit"
         except HelperDied:
-            result = "error: out of memory"
+            result = "error: the calculator died"
         return self.ids(f"<obs>{result}</obs>")
 
     async def release_member(self, task: RealTask, who: Who) -> None:

@@ -65,10 +65,10 @@ class Calculator:
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
                 return self._value(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
-                value = BINARY[type(op)](self._value(left), self._value(right))
-                if isinstance(value, complex):
+                result: int | float | complex = BINARY[type(op)](self._value(left), self._value(right))
+                if isinstance(result, complex):
                     raise ValueError("not a real number")
-                return value
+                return result
         raise ValueError("not arithmetic")
 
 

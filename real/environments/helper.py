@@ -37,6 +37,7 @@ class Helper:
         self._process: asyncio.subprocess.Process | None = None
         self._errors: IO[bytes] | None = None
         self._turn = asyncio.Lock()
+        self._stopped = False
 
     @property
     def pid(self) -> int | None:
@@ -72,10 +73,13 @@ class Helper:
             return json.loads(line)
 
     async def stop(self) -> None:
-        """Kill it, whatever it does, and wait until it is gone."""
+        """Kill it, whatever it does, and wait until it is gone. Requests that wait get HelperDied."""
+        self._stopped = True
         await self._kill()
 
     async def _start(self) -> None:
+        if self._stopped:
+            raise HelperDied(f"{self._module} was stopped")
         if self.pid is not None:
             return
         await self._kill()

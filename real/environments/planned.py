@@ -88,7 +88,7 @@ class Planned:
         plan = _plan(task, member)
         await asyncio.sleep(plan.tool_s[call.turn])
         content = _OBSERVATION + ((task.index * len(task.payload) + member) << 16) + call.turn
-        return content_tokens(content, 0, plan.observation_tokens[call.turn], self._vocab_size).tolist()
+        return list(run_tokens([(content, 0, plan.observation_tokens[call.turn])], self._vocab_size))
 
     async def reward(
         self,

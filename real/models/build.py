@@ -27,7 +27,7 @@ def build_tiny(name: str, seed: int) -> PreTrainedModel:
     numbers = architecture(name)
     numbers.pop("qk_norm", None)  # Qwen3 always has it, Llama never
     ids = {"pad_token_id": CharTokenizer.pad_id, "bos_token_id": CharTokenizer.bos_id}
-    common = {**numbers, **ids, "eos_token_id": CharTokenizer.eos_id, "max_position_embeddings": 4096}
+    common: dict[str, Any] = {**numbers, **ids, "eos_token_id": CharTokenizer.eos_id, "max_position_embeddings": 4096}
     config: Any
     if name == "tiny-qwen3-moe":
         config = transformers.Qwen3MoeConfig(**common, norm_topk_prob=True, decoder_sparse_step=1)

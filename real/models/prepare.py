@@ -64,8 +64,9 @@ def prepare_model(
     """
     if name_or_path not in PRESETS:
         check_model(name_or_path)
+        own = _describe(name_or_path, Path(name_or_path), cached=True)
         if warmup is None:
-            return _describe(name_or_path, Path(name_or_path), cached=True)
+            return own
     if warmup is not None and environment is None:
         raise RealError("a warm-up needs an environment to show answers")
     stream = _stream(environment, seed) if warmup and environment else None
@@ -150,7 +151,8 @@ def _describe(name: str, folder: Path, cached: bool) -> PreparedModel:
     tokens: Tokenizer = CharTokenizer() if name in TINY else load_tokenizer(folder)
     vocab_size = check_vocabulary(folder, tokens)
     file = folder / "prepared.json"
-    facts = json.loads(file.read_text()) if file.is_file() else {"parameters": _count(folder), "warmup": None}
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    facts: dict[str, Any] = {"parameters": _count(folder), "warmup": None} | known
     result = WarmupResult(**facts["warmup"]) if facts["warmup"] else None
     return PreparedModel(name, folder, tokens, facts["parameters"], vocab_size, result, cached)
 

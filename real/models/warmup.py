@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RAMP_STEPS, EVALUATE_EVERY, EVALUATED, HELD_OUT = 20, 10, 128, 1_000_003
+RAMP_STEPS, EVALUATE_EVERY, EVALUATED, HELD_OUT = 20, 5, 128, 1_000_003
 """Steps of linear learning-rate ramp; steps between readings; demonstrations of a reading; what is added to the seed
 of the training stream for theirs."""
 

@@ -347,10 +347,11 @@ class TrainerRank:
         dist.barrier()
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
-        """Continue from a checkpoint, bit for bit where the number of ranks is the same. Returns its position."""
-        self._require_onloaded()
+        """Continue from a checkpoint, bit for bit where the number of ranks is the same. Returns its position. What was
+        offloaded comes back."""
         path = Path(folder)
         state = checkpoint.read_state(path)
+        self.onload()
         self._load(path)
         checkpoint.read_optimizer(self.model, self.optimizer, path)
         checkpoint.read_rng(path, self.rank, self.device)

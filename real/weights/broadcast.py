@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ class Broadcast(SnapshotPath):
         self._bucket_bytes = bucket_bytes
         self._backend = backend
         self._members: list[EngineHandle] = []
-        self._groups = 0
+        self._name = ""
 
     async def copy(self, version: int, engines: Sequence[EngineHandle], copied: Copied) -> None:
         who = "engines " + ", ".join(str(e.index) for e in engines)
@@ -63,16 +64,12 @@ class Broadcast(SnapshotPath):
     async def close(self) -> None:
         await self._end_group(broken=False)
 
-    @property
-    def _name(self) -> str:
-        return f"weights-{id(self):x}-{self._groups}"
-
     async def _send(self, version: int, names: list[str]) -> None:
         await self._ask("start_broadcast", version, names)
 
     async def _regroup(self, engines: list[EngineHandle]) -> None:
         await self._end_group(broken=False)
-        self._groups += 1
+        self._name = f"weights-{uuid.uuid4().hex}"  # torch refuses a name that it has seen before
         self._members = engines
         host, port = await self._ask("meeting_point", *host_and_port(engines))
         offsets = [1 + sum(e.tp_size for e in engines[:i]) for i in range(len(engines))]
@@ -93,14 +90,12 @@ class Broadcast(SnapshotPath):
         )
 
     async def _end_group(self, broken: bool) -> None:
-        """On the trainer first: engines that wait for it then get an error and can listen again."""
+        """On all sides at once: each that leaves closes connections, and that frees those who wait for it. gloo knows
+        no other way to give up a broadcast before the group's timeout."""
         members, self._members = self._members, []
         if not members:
             return
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(CLOSE_S):
-                await self._ask("leave", broken)
-        leaving = (e.client.destroy_weights_group(self._name) for e in members)
+        leaving = (self._ask("leave", broken), *(e.client.destroy_weights_group(self._name) for e in members))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*leaving, return_exceptions=True)

@@ -5,9 +5,7 @@ Refuses to know what a command means."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import pickle
 import struct
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 
 from real.weights.engine_side import ENTRY
 from real.weights.handle import EngineHandle
+from real.weights.raw import by_value
 from real.weights.steps import host_and_port, session
 from real.weights.wire import address_towards
 
@@ -49,6 +48,5 @@ async def command(engine: EngineHandle, do: str, timeout_s: float, **arguments: 
 
 
 def _payload(message: dict[str, Any]) -> str:
-    """Pickled by value: SGLang's serializer would send a handle to shared memory, which ends at the machine."""
     text = bytearray(json.dumps(message).encode())
-    return base64.b64encode(pickle.dumps([("command", torch.frombuffer(text, dtype=torch.uint8))])).decode()
+    return by_value([("command", torch.frombuffer(text, dtype=torch.uint8))])

@@ -1,8 +1,8 @@
-"""Same host: the trainer hands over handles to its memory, the engine reads it in place.
+"""Same host: the trainer hands its tensors to the engine.
 
-Buckets of tensors, flattened (SGLang's `flattened_bucket`), through `update_weights_from_tensor`. On GPUs the handles
-are CUDA IPC's and a rank's handle must come from a trainer rank on its own GPU: engine rank i (over all engines, in
-order of their index) takes it from trainer rank i mod world. On a CPU the memory is shared by file name."""
+Buckets of tensors, flattened (SGLang's `flattened_bucket`), through `update_weights_from_tensor`. On GPUs a bucket is a
+CUDA IPC handle, read in place, which must come from a trainer rank on the engine rank's own GPU: engine rank i (over
+all engines, in order of their index) takes it from trainer rank i mod world. On a CPU its bytes are in the message."""
 
 from __future__ import annotations
 

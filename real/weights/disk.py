@@ -62,22 +62,24 @@ class DiskDelta(SnapshotPath):
 
     async def _prepare(self, version: int, engines: Sequence[EngineHandle], full: Prepared) -> Prepared:
         hosts = {engine.node: self._host(engine) for engine in engines}
-        base = max((v for v in await self._ask("held") if v < version), default=0)
-        if base == 0:
+        bases = {v for v in await self._ask("held") if v < version} or {0}
+        if bases == {0}:
             start = await self._ask("start_checkpoint")
             empty = [host for host in hosts.values() if await host.call("empty")]
             await asyncio.gather(*(host.call("seed", *start) for host in empty))
         have = {node: await host.call("current") for node, host in hosts.items()}
         sent, changed = 0, full.words
-        if base in have.values():
+        base = max(bases & set(have.values()) - {version}, default=None)  # the newest that both sides hold
+        current = {node for node, held in have.items() if base is not None and held == base}
+        if current:
             delta, report = await self._ask("write_delta", version, base, str(self._folder), self._encoding)
             sent, changed = report.bytes, report.changed_words
-        if any(v != base for v in have.values()):
+        if len(current) < len(hosts):
             whole = await self._ask("write", version, str(self._folder))
             sent += full.full_bytes
         results = await asyncio.gather(
             *(
-                host.call("apply", delta) if have[node] == base else host.call("install", whole, version)
+                host.call("apply", delta) if node in current else host.call("install", whole, version)
                 for node, host in hosts.items()
             ),
             return_exceptions=True,

@@ -44,8 +44,8 @@ class PointToPoint(SnapshotPath):
             for tp, rank in {(e.tp_size, rank) for e, rank in targets}
         }
         plan = plan_sources(len(self._sources), [needs[e.tp_size, rank] for e, rank in targets])
-        for (engine, _), source in zip(targets, plan, strict=True):
-            self._planned.setdefault((version, engine.index), []).append(source)
+        for engine in engines:
+            self._planned[version, engine.index] = [s for (e, _), s in zip(targets, plan, strict=True) if e is engine]
         return full
 
     async def copy(self, version: int, engines: Sequence[EngineHandle], copied: Copied) -> None:

@@ -4,6 +4,9 @@ Responsible for SGLang's fused projections (`qkv_proj`, `gate_up_proj`, experts 
 (heads, rows, columns), replicated KV heads, padded vocabulary and tied head, for Llama, Qwen2, Qwen3 and Qwen3-MoE
 without weight quantisation. Arithmetic on names and shapes; it refuses to know how parts travel. The trainer derives
 checksums from it and an engine rank the parts to ask for, so both read one table.
+
+On a CPU with tp_size > 1, SGLang pads head counts that tp_size does not divide and intermediate sizes that 32 x tp_size
+does not divide. Those layouts are not here: such an engine fails the agreement check.
 """
 
 from __future__ import annotations
@@ -63,13 +66,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise RealError(
             f"weights of {architecture} ({folder}) cannot be laid out for an engine; known: {', '.join(ARCHITECTURES)}"
         )
-    if is_moe(config) and config.get("tie_word_embeddings"):
+    if experts_of(config) and config.get("tie_word_embeddings"):
         raise RealError(f"{folder}: SGLang's Qwen3-MoE keeps its own head; set tie_word_embeddings to false")
     return config  # type: ignore[no-any-return]
 
 
-def is_moe(config: Config) -> bool:
-    return "num_experts" in config
+def experts_of(config: Config) -> int:
+    """Experts of a layer, 0 in a dense model; the name changed between releases of transformers."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def checkpoint_tensors(state: Mapping[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
@@ -137,12 +141,12 @@ def layout(config: Config, shapes: Mapping[str, Sequence[int]], tp_size: int, tp
             place = (expert, expert + 1)
             if kind == "down":
                 a, b = even(shape[1], f"columns of {name}")
-                target, full = f"{stem}.w2_weight", (config["num_experts"], shape[0], b - a)
+                target, full = f"{stem}.w2_weight", (experts_of(config), shape[0], b - a)
                 take, put = ((0, shape[0]), (a, b)), (place, (0, shape[0]), (0, b - a))
             else:
                 a, b = even(shape[0], f"rows of {name}")
                 offset = 0 if kind == "gate" else b - a
-                target, full = f"{stem}.w13_weight", (config["num_experts"], 2 * (b - a), shape[1])
+                target, full = f"{stem}.w13_weight", (experts_of(config), 2 * (b - a), shape[1])
                 take, put = ((a, b), *rest), (place, (offset, offset + b - a), *rest)
         elif match := _QKV.fullmatch(name):
             a, b = q if match[2] == "q" else kv

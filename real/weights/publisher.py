@@ -24,7 +24,7 @@ from real.weights.delta import DeltaReport, Encoding, write_delta
 from real.weights.handle import Checksums
 from real.weights.node_copy import version_folder
 from real.weights.partition import checkpoint_tensors, engine_tensors, layout, read_config
-from real.weights.raw import checksum, size
+from real.weights.raw import by_value, checksum, size
 from real.weights.wire import Address, PartServer, address_towards
 
 
@@ -146,14 +146,15 @@ class Publisher:
         report = write_delta(path, before, after, base_version=base, version=version, encoding=encoding)
         return str(path), report
 
-    # --- same host: tensors in shared memory --------------------------------------------------------------------------
+    # --- same host: tensors handed over -------------------------------------------------------------------------------
 
     def buckets(self, version: int, bucket_bytes: int) -> list[Bucket]:
         return split_buckets(self._tensors(version), bucket_bytes)
 
     def share(self, version: int, names: list[str], copies: int) -> tuple[int, list[str]]:
-        """Put tensors into one flat buffer in shared memory (CUDA IPC on GPUs), serialised `copies` times for SGLang.
-        The buffer lives until `unshare` of the returned ticket."""
+        """One flat buffer of tensors, serialised `copies` times for SGLang: on GPUs a CUDA IPC handle, which is good
+        until `unshare` of the returned ticket; on a CPU the bytes themselves (handles to host memory that strangers
+        can open go through a daemon of torch's, and an engine that it keeps waiting for a second dies)."""
         from sglang.srt.utils import MultiprocessingSerializer
         from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
@@ -161,11 +162,11 @@ class Publisher:
         bucket = FlattenedTensorBucket([(name, tensors[name].to(device)) for name in names])
         flat = bucket.get_flattened_tensor()
         message = {"flattened_tensor": flat, "metadata": bucket.get_metadata()}
-        with _shared_by_name():
-            serialized = [MultiprocessingSerializer.serialize(message, output_str=True) for _ in range(copies)]
         self._tickets += 1
+        if device == "cpu":
+            return self._tickets, [by_value(message)] * copies
         self._shared[self._tickets] = flat
-        return self._tickets, serialized
+        return self._tickets, [MultiprocessingSerializer.serialize(message, output_str=True) for _ in range(copies)]
 
     def unshare(self, ticket: int) -> None:
         self._shared.pop(ticket, None)
@@ -180,9 +181,10 @@ class Publisher:
             return host, probe.getsockname()[1]
 
     def join(self, name: str, address: Address, world: int, timeout_s: float) -> None:
-        """Wait for all engine ranks in a new group, as its rank 0. Raises on a timeout."""
+        """Wait for all engine ranks in a new group, as its rank 0. Raises on a timeout. The group before is left."""
         from sglang.srt.utils import init_custom_process_group
 
+        self.leave(broken=False)
         self._group = init_custom_process_group(
             backend="nccl" if self._rank.options.device == "cuda" else "gloo",
             init_method=f"tcp://{address[0]}:{address[1]}",
@@ -205,7 +207,8 @@ class Publisher:
             work.wait(timedelta(seconds=timeout_s))
 
     def leave(self, broken: bool) -> None:
-        """End the group. A broken one is aborted: engines that still wait for data get an error instead."""
+        """End the group. What is still being sent in a broken one is given up: NCCL aborts it; gloo waits until the
+        peers have left too, at most for the group's timeout."""
         group, self._group, self._sending = self._group, None, []
         if group is not None:
             if broken:
@@ -227,7 +230,7 @@ class Publisher:
         return dict(self._config)
 
     def close(self) -> None:
-        """Leave the group, stop serving and let go of all versions."""
+        """Leave the group, stop serving and let go of all versions: as new, for another run."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -239,15 +242,3 @@ class Publisher:
 
 def _delta_folder(folder: str, version: int) -> Path:
     return Path(folder) / f"delta_v{version:06d}"
-
-
-@contextlib.contextmanager
-def _shared_by_name() -> Any:
-    """Shared memory that a process we did not start can open: torch's default passes descriptors to children only, and
-    an engine that cannot open them dies."""
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    try:
-        yield
-    finally:
-        torch.multiprocessing.set_sharing_strategy(before)

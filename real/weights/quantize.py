@@ -20,10 +20,11 @@ def fp8_blocks(weight: torch.Tensor) -> torch.Tensor:
     """[..., N, K], each 128 x 128 block of the last two dimensions by its own scale; same shape and dtype back."""
     rows, columns = weight.shape[-2:]
     up = torch.nn.functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = up.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., n, 128, k, 128]
+    tiles = (up.shape[-2] // BLOCK, BLOCK, up.shape[-1] // BLOCK, BLOCK)
+    blocks = up.reshape(*weight.shape[:-2], *tiles)
     scale = blocks.abs().amax((-3, -1), keepdim=True).clamp(min=1e-12) / FP8_MAX
     rounded = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
-    return rounded.flatten(-2, -1).flatten(-3, -2)[..., :rows, :columns].to(weight.dtype)
+    return rounded.reshape(up.shape)[..., :rows, :columns].to(weight.dtype)
 
 
 def int8_rows(weight: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
+
 import torch
 import xxhash
 
@@ -23,6 +26,11 @@ def checksum(data: torch.Tensor | memoryview | bytes) -> str:
 def size(tensor: torch.Tensor) -> int:
     """Bytes of the tensor's elements."""
     return tensor.numel() * tensor.element_size()
+
+
+def by_value(message: object) -> str:
+    """A message with tensors for SGLang's `update_weights_from_tensor`, all bytes in it: it can cross machines."""
+    return base64.b64encode(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)).decode()
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,7 +59,6 @@ def real(
             "rewards": done.rewards,
             "core_share": done.core_share,
             "observers_share": done.observers_share,
-            "wall_s": done.wall_s,
             "problem": done.problem,
             "folder": str(folder),
         },
@@ -112,6 +112,8 @@ def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], d
     lacking = missing_for_real(work[0][0].real.engine_command)
     if lacking:
         raise UserError(f"the real backend needs {', '.join(lacking)} (nearest: {how_to_get_real()})")
+    # An old torchvision, there for its import alone, warns of the image codecs that it cannot load.
+    warnings.filterwarnings("ignore", message="Failed to load image Python extension")
     from real.run import versions
     from real.session import Job, run_jobs
 

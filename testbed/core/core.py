@@ -78,7 +78,8 @@ class Core:
         if t < ctx.now:
             raise ProtocolError(f"time went back from {ctx.now} to {t} ({type(event).__name__})")
         ctx.now = t
-        ctx.out = out = []
+        out: list[do.Action] = []
+        ctx.out = out
         self.events += 1
         self._handlers[type(event)](event)
         return out
@@ -138,7 +139,7 @@ class Core:
 
     def _signal_ready(self, event: said.SignalReady) -> None:
         lots_changed = self.experience.signal_ready(event)
-        if self._jobs.pool(event.signal) >= 0:
+        if event.signal in self._jobs.on_trainer:
             self.pool.signal_ready(event)
             self._pump()
         elif lots_changed:

@@ -27,6 +27,7 @@ class ExperienceStore:
         self._p = ctx.progress
         self._jobs = jobs
         self._trainer_bits = jobs.trainer_bits
+        self._external = jobs.external
         algorithm, config = ctx.scenario.algorithm, ctx.scenario.experience
         self._together = algorithm.group_ready_together
         self.lots_per_batch = algorithm.rollout_batch_size if self._together else algorithm.trajectories_per_batch
@@ -123,7 +124,7 @@ class ExperienceStore:
             group.advance("all_generated")
             p.generated += 1
             p.open_groups -= 1
-        for signal in self._jobs.external:
+        for signal in self._external:
             if not self._serial or signal != "reward":
                 ctx.out.append(do.ComputeSignals(signal, (t.id,), EXTERNAL))
             elif last:
@@ -184,8 +185,8 @@ class ExperienceStore:
         t.ready_t = self._ctx.now
         self.unscored -= 1
         lot = t.lot
-        lot.missing -= 1
-        if not lot.missing:
+        lot.missing = missing = lot.missing - 1
+        if not missing:
             self._lot_ready(lot)
 
     def _lot_ready(self, lot: Lot) -> None:
@@ -305,8 +306,7 @@ class ExperienceStore:
             lot.group.advance("drop")
         if lot.uses == 0:
             self._lost(1, len(lot.members))
-        for t in lot.members:
-            t.advance("drop")
+        lot.advance("drop")
         if reason in ("stale", "outside_window"):
             self._too_old += len(lot.members)
         if buffered:
@@ -404,8 +404,9 @@ class ExperienceStore:
             return None
         self._stored_late()
         self._batch = [lot for lot, _, _ in chosen]
-        if self._together:
-            for lot in self._batch:
+        for lot in self._batch:
+            lot.advance("take")
+            if self._together:
                 lot.group.advance("take")
         experience = self._experience
         experiences = tuple(
@@ -427,7 +428,6 @@ class ExperienceStore:
             p.open_trajectories -= len(lot.members)
 
     def _experience(self, t: Trajectory, lot: Lot, verdict: str, reading: int) -> do.Experience:
-        t.advance("take")
         if lot.uses == 0:
             self._used(t)
         if verdict == "mask":
@@ -474,14 +474,12 @@ class ExperienceStore:
             if lot.uses == 1:
                 p.trained_trajectories += len(lot.members)
             if lot.uses < self._selection.use_count:
-                for t in lot.members:
-                    t.advance("reuse")
+                lot.advance("reuse")
                 if self._together:
                     lot.group.advance("reuse")
                 self.buffer.give_back(lot)
                 continue
-            for t in lot.members:
-                t.advance("batch_done")
+            lot.advance("batch_done")
             if self._together:
                 lot.group.advance("batch_done")
             self._retire(lot, "trained", "")

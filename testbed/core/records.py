@@ -102,11 +102,6 @@ class Trajectory:
         except KeyError:
             raise IllegalTransition("trajectory", self.id, self.state, given, TRAJECTORY) from None
 
-    @property
-    def context_tokens(self) -> int:
-        """Prompt of the next turn."""
-        return self.prompt_tokens + self.output_tokens + self.observation_tokens
-
 
 class Group:
     """Responses to compare: one task, n members."""
@@ -190,7 +185,12 @@ class Lot:
 
     @property
     def output_tokens(self) -> int:
-        return sum(m.output_tokens for m in self.members)
+        return sum([m.output_tokens for m in self.members])
+
+    def advance(self, given: str) -> None:
+        """Move every member by the trajectory table; raises `IllegalTransition`."""
+        for t in self.members:
+            t.advance(given)
 
 
 class Engine:

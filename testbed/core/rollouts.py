@@ -46,6 +46,8 @@ class Rollouts:
         self._next_trajectory = 0
         self._full: set[int] = set()
         self._held: set[int] = set()
+        self._blocked = ""
+        """What held admission back when it was asked last."""
 
     @property
     def has_arrivals(self) -> bool:
@@ -60,7 +62,9 @@ class Rollouts:
             self._dispatch()
         while not (blocked := self._blocked_by()):
             self._start_group()
-        self._ctx.note("admission", blocked)
+        if blocked != self._blocked:
+            self._blocked = blocked
+            self._ctx.note("admission", blocked)
 
     def _blocked_by(self) -> str:
         ctx = self._ctx
@@ -149,7 +153,8 @@ class Rollouts:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        queue, may_start, choose = self.queue, self.concurrency.may_start, self.router.choose
+        queue, may_start, router = self.queue, self.concurrency.may_start, self.router
+        ctx, p = self._ctx, self._p
         while queue:
             t = queue[0]
             if t.state != "queued":
@@ -158,31 +163,29 @@ class Rollouts:
             if not may_start(self.in_flight):
                 return
             group = t.group
-            request = RouteRequest(
-                t.id, group.id, t.turn, group.task, t.context_tokens, group.blocks, group.block_tokens, t.home
-            )
-            index = choose(request)
+            id, turn = t.id, t.turn
+            prompt = t.prompt_tokens + t.output_tokens + t.observation_tokens
+            request = RouteRequest(id, group.id, turn, group.task, prompt, group.blocks, group.block_tokens, t.home)
+            index = router.choose(request)
             if index is None:
                 return
             queue.popleft()
-            engine = self._ctx.engines[index]
+            engine = ctx.engines[index]
             t.advance("start_turn")
             t.engine = index
-            t.turn_engine_version = engine.version
+            t.turn_engine_version = version = engine.version
             if t.dispatch_version < 0:
-                t.dispatch_version = engine.version
-                t.dispatch_trainer_version = self._p.trainer_version
-                t.dispatched_t = self._ctx.now
+                t.dispatch_version = version
+                t.dispatch_trainer_version = p.trainer_version
+                t.dispatched_t = ctx.now
                 self._experience.dispatched(t)
-            engine.in_flight[t.id] = t
+            engine.in_flight[id] = t
             self.in_flight += 1
-            self.router.started(index, request)
+            router.started(index, request)
             if self.concurrency.engine_full(index, len(engine.in_flight)):
                 self._full.add(index)
-                self.router.close(index)
-            self._ctx.out.append(
-                do.StartTurn(t.id, t.turn, index, group.id, group.task, t.member, t.attempt, self.router.why)
-            )
+                router.close(index)
+            ctx.out.append(do.StartTurn(id, turn, index, group.id, group.task, t.member, t.attempt, router.why))
 
     def _leave_engine(self, t: Trajectory, index: int) -> Engine:
         engine = self._ctx.engines[index]
@@ -190,7 +193,7 @@ class Rollouts:
             raise ProtocolError(f"trajectory {t.id} has no turn in engine {index}")
         self.in_flight -= 1
         self.router.finished(index)
-        if index in self._full and not self.concurrency.engine_full(index, len(engine.in_flight)):
+        if self._full and index in self._full and not self.concurrency.engine_full(index, len(engine.in_flight)):
             self._full.discard(index)
             if index not in self._held:
                 self.router.open(index)

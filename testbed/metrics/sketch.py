@@ -52,8 +52,16 @@ class Sketch:
 
     def extend(self, values: Iterable[float]) -> None:
         """Add many; equal ones are put together first."""
+        buckets = self._buckets
         for value, times in Counter(values).items():
-            self.add(value, times)
+            if value < EXACT:
+                self.add(value, times)
+                continue
+            self.count += times
+            self.total += value * times
+            if value > self.max:
+                self.max = value
+            buckets[ceil(log(value) / _LOG_GAMMA)] += times
 
     def merge(self, other: Sketch) -> None:
         """Add everything that the other holds."""

@@ -24,18 +24,15 @@ class JobMap:
             "critic": roles.critic,
             "teacher": roles.teacher,
         }
-        self._pool = {s: layout.train_pool if h == "trainer" else EXTERNAL for s, h in hosts.items()}
+        pools = {s: layout.train_pool if h == "trainer" else EXTERNAL for s, h in hosts.items()}
         signals = scenario.algorithm.signals
         self.bit: dict[str, int] = {s: 1 << i for i, s in enumerate(signals)}
-        self.external = tuple(s for s in signals if self._pool[s] == EXTERNAL)
+        self.external = tuple(s for s in signals if pools[s] == EXTERNAL)
         """Signals that can be asked for as soon as a trajectory is generated."""
-        self.on_trainer = tuple(s for s in signals if self._pool[s] != EXTERNAL)
+        self.on_trainer = tuple(s for s in signals if pools[s] != EXTERNAL)
         """Signals that wait for the training pool, in the order in which they are computed."""
         self.all_missing = (1 << len(signals)) - 1
         self.trainer_bits = sum(self.bit[s] for s in self.on_trainer)
-
-    def pool(self, signal: str) -> int:
-        return self._pool[signal]
 
 
 def back_to_generation(alone: bool, batch_available: bool, wanting: int, min_pending: int) -> bool:

@@ -38,11 +38,16 @@ class PolicyLoss(Section):
 
 
 class Warmup(Section):
-    """A short supervised stage on the environment's own answers before the first rollout, cached."""
+    """A short supervised stage on the environment's own answers before the first rollout, cached.
+
+    It ends as soon as sampled answers are right with probability `target`: groups then hold both rewards.
+    """
 
     steps: NonNegativeInt = 0
+    """At most; 0: no warm-up."""
+    target: Annotated[float, Field(gt=0, lt=1)] = 0.45
     batch_size: PositiveInt = 64
-    lr: PositiveFloat = 3e-3
+    lr: PositiveFloat = 1e-3
 
 
 class Real(Section):

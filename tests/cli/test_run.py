@@ -48,7 +48,7 @@ def test_json_holds_what_was_printed_and_what_the_folder_says(cli: Cli, tmp_path
         ("step_time_s", "step_time_mean_s"),
         ("trained_tokens_per_s_per_gpu",) * 2,
         ("cost_usd_per_1000_steps",) * 2,
-        ("simulated_s", "wall_s"),
+        ("wall_s", "wall_s"),
         ("core_events", "events"),
         ("seed",) * 2,
         ("scenario_hash",) * 2,

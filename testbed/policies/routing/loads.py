@@ -31,16 +31,30 @@ class Loads:
     def started(self, engine: int) -> None:
         turns = self.turns[engine]
         self.turns[engine] = turns + 1
-        if self.open_mask & self._bit[engine]:
-            self._move(engine, turns, turns + 1)
+        bit = self._bit[engine]
+        if self.open_mask & bit:
+            at = self._at
+            at[turns] = left = at[turns] ^ bit
+            turns += 1
+            if turns == len(at):
+                at.append(bit)
+            else:
+                at[turns] |= bit
+            levels = self._levels | 1 << turns
+            self._levels = levels if left else levels ^ 1 << turns - 1
 
     def finished(self, engine: int) -> None:
         turns = self.turns[engine]
         if turns == 0:
             raise ValueError(f"engine {engine} has no turn that could finish")
         self.turns[engine] = turns - 1
-        if self.open_mask & self._bit[engine]:
-            self._move(engine, turns, turns - 1)
+        bit = self._bit[engine]
+        if self.open_mask & bit:
+            at = self._at
+            at[turns] = left = at[turns] ^ bit
+            at[turns - 1] |= bit
+            levels = self._levels | 1 << turns - 1
+            self._levels = levels if left else levels ^ 1 << turns
 
     def open(self, engine: int) -> None:
         bit = self._bit[engine]
@@ -77,18 +91,6 @@ class Loads:
             at.append(0)
         at[turns] |= self._bit[engine]
         self._levels |= 1 << turns
-
-    def _move(self, engine: int, old: int, new: int) -> None:
-        """`_leave` and `_enter` in one."""
-        at, bit = self._at, self._bit[engine]
-        at[old] = left = at[old] ^ bit
-        if not left:
-            self._levels ^= 1 << old
-        if new == len(at):
-            at.append(bit)
-        else:
-            at[new] |= bit
-        self._levels |= 1 << new
 
     def _leave(self, engine: int, turns: int) -> None:
         at = self._at

@@ -194,6 +194,22 @@ def test_a_call_that_is_given_up_does_not_answer_the_next_one() -> None:
     asyncio.run(run())
 
 
+def test_ap_03_release_in_the_middle_of_calls_starts_nothing_anew() -> None:
+    async def run() -> None:
+        env = env_with(tool_time_limit_s=60.0)
+        task = drawn(env)
+        await env.prepare(task, (7, 0))
+        helper = env._helpers[7, 0]
+        calls = [asyncio.create_task(env.run_tool(task, (7, 0), ToolCall(0, "3**(7**12)"))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await env.release_member(task, (7, 0))
+        answers = await asyncio.gather(*calls)
+        assert {CharTokenizer().decode(a) for a in answers} == {"<obs>error: the calculator died</obs>"}
+        assert helper.pid is None
+
+    asyncio.run(run())
+
+
 def test_the_calculator_dies_with_a_run_that_is_killed() -> None:
     """Also while it works: the parent gets SIGKILL in the middle of a call that would take minutes."""
     program = """

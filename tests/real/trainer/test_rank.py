@@ -374,6 +374,18 @@ def test_a_restored_trainer_continues_bit_for_bit(fixture: str, request: pytest.
     assert all(torch.equal(state[n], w) for n, w in last.items())
 
 
+def test_a_run_can_be_taken_back_to_its_start(dense_model: Path, tmp_path: Path) -> None:
+    """Before any update there is no optimizer state; a trainer that is offloaded comes back whole."""
+    rank = connected(dense_model, lr=1e-3)
+    records = ready(random_records(4))
+    rank.save(tmp_path / "start")
+    first = [rank.train_update(records, 0, update).loss for update in range(3)]
+    rank.offload()
+    assert rank.restore(tmp_path / "start") == {}
+    assert rank.updates == 0
+    assert [rank.train_update(records, 0, update).loss for update in range(3)] == first
+
+
 def test_a_checkpoint_is_a_model_folder(dense_model: Path, tmp_path: Path) -> None:
     rank = connected(dense_model, lr=1e-3)
     records = ready(random_records(4))

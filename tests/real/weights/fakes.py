@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class FakeRank:
     def __init__(self, rank: int, world: int, model: torch.nn.Module, options: FakeOptions) -> None:
         self.rank, self.world, self.model, self.options = rank, world, model, options
         self.publisher = Publisher(self)
-        self._one = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1)
 
     def full_state(self, everywhere: bool = False) -> dict[str, torch.Tensor] | None:
         if not (everywhere or self.rank == 0):
@@ -41,10 +42,9 @@ class FakeRank:
         return {n: t.detach().to(dtype, copy=True) for n, t in self.model.state_dict().items()}
 
     async def call(self, method: str, *args: Any) -> Any:
-        """One call at a time, in another thread: the event loop goes on, as with a rank in another process."""
+        """One call at a time in the order made, whoever still waits for it: as with a rank in another process."""
         assert method == "publish"
-        async with self._one:
-            return await asyncio.to_thread(getattr(self.publisher, args[0]), *args[1:])
+        return await asyncio.wrap_future(self._thread.submit(getattr(self.publisher, args[0]), *args[1:]))
 
 
 class FakeTrainer(Trainer):

@@ -1,0 +1,108 @@
+"""`testbed real` on the command line: its run folder, and one message with exit code 2 for what cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.real_rig import for_real
+from tests.support.scenarios import scenario
+
+ROOT = Path(__file__).parents[2]
+
+
+def testbed(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "testbed.cli", *args]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A scenario of one engine and one rank, two batches."""
+    config = for_real(scenario(run__num_rollout=2))
+    tree = config.model_dump(mode="json", exclude_defaults=True)
+    tree["placement"] = {"mode": "disaggregated", "rollout_num_gpus": 1, "actor_num_gpus": 1}
+    tree["run"] = {"num_rollout": 2, "warmup_steps": 0, "seed": 3}
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Path, tmp_path: Path) -> None:
+    done = testbed("real", "small.yaml", "--out", "out", "--json", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert {
+        "scenario.yaml",
+        "journal.jsonl.zst",
+        "metrics.parquet",
+        "summary.json",
+        "training.jsonl",
+        "report",
+    } <= names
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["backend"] == "real" and len(figures["rewards"]) == 2
+    assert figures["core_share"] < 0.05
+    page = (tmp_path / "out" / "report" / "index.html").read_text()
+    assert "measured" in page
+    again = testbed("replay", "out", cwd=tmp_path)
+    assert again.returncode == 0 and "all equal" in again.stdout
+    simulated = testbed("run", "small.yaml", "--out", "sim", cwd=tmp_path)
+    assert simulated.returncode == 0, simulated.stderr
+
+
+def refused(file: Path, *overrides: str) -> str:
+    sets = [x for o in overrides for x in ("--set", o)]
+    done = testbed("real", file.name, *sets, "--out", "refused", cwd=file.parent)
+    assert done.returncode == 2, f"{done.returncode}: {done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stderr
+    assert not (file.parent / "refused").exists(), "nothing half-written"
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("model={type: config_json, path: nowhere/config.json, name: Qwen3-8B}",), ("nowhere", "config.json")),
+        (("real.device=cuda",), ("no CUDA device", "real.device: cpu")),
+        (("algorithm.advantage=critic",), ("no real role computes critic", "algorithm.advantage: group")),
+        (("real.ray_address=127.0.0.1:1",), ("no Ray cluster at", "127.0.0.1:1")),
+    ],
+)
+def test_what_cannot_run_is_said_in_one_message(small: Path, overrides: tuple[str, ...], said: tuple[str, ...]) -> None:
+    message = refused(small, *overrides)
+    assert all(s in message for s in said), message
+
+
+def test_an_engine_that_dies_at_start_shows_its_last_log_lines(small: Path) -> None:
+    message = refused(small, "real.engine_args=[--no-such-flag]")
+    assert "no-such-flag" in message and "unrecognized arguments" in message
+
+
+def test_a_tokenizer_that_the_vocabulary_cannot_hold_is_refused(small: Path, tmp_path: Path) -> None:
+    from real.models.tokenizer import CharTokenizer
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    CharTokenizer().save(folder)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    message = refused(small, "model={type: config_json, path: model/config.json}")
+    assert "127" in message and "vocab_size is 64" in message

@@ -1,0 +1,200 @@
+"""Every weight path with every transition rule, for real: a request is in flight while two engines get new weights.
+
+Expected log-probabilities come from a transformers forward with the trainer's weights before and after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from real.records import Record
+from real.weights.agree import Agreement
+from real.weights.paths import weight_path
+
+PATHS = ("cuda_ipc", "broadcast", "p2p", "disk", "disk_delta")
+RULES = [
+    (request, kv)
+    for request in ("finish", "retract", "in_place", "abort")
+    for kv in ("flush", "salt_by_version", "keep")
+    if (request, kv) != ("in_place", "flush")
+]
+TOLERANCE = 1e-4
+STALE = 1e-3
+"""Log-probabilities made over KV of other weights differ by more than this."""
+LONG = 96
+
+
+class Reference:
+    """transformers, fp32, eager: log p of recorded tokens under some weights."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+    def log_probs(self, weights: dict[str, Any], prompt: list[int], output: list[int]) -> np.ndarray:
+        import torch
+
+        self._model.load_state_dict(weights, strict=False)
+        self._model.tie_weights()
+        with torch.no_grad():
+            logits = self._model(torch.tensor([prompt + output])).logits[0]
+        rows = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+        return rows[torch.arange(len(output)), torch.tensor(output)].numpy()
+
+
+class Publisher:
+    """Publishes version after version over one path; `steps` makes the trainer's weights differ."""
+
+    def __init__(self, rig: Any, name: str, folder: Path) -> None:
+        self.rig = rig
+        self.deployment = d = rig.deployment
+        self.path = weight_path(name, d.trainer, folder=folder, timeout_s=60.0, bucket_bytes=2**20, device="cpu")
+        self.agreement = Agreement(d.trainer, folder=folder, timeout_s=60.0)
+        self.version = 0
+        self._random = np.random.default_rng(0)
+
+    def prompt(self) -> list[int]:
+        return self._random.integers(4, 120, 48).tolist()
+
+    async def weights(self) -> dict[str, Any]:
+        return (await self.deployment.trainer.call_all("full_state"))[0]
+
+    async def step(self) -> None:
+        """One optimizer update on made-up experience."""
+        records = []
+        for member in range(2):
+            ids = self._random.integers(4, 120, 24).astype(np.int32)
+            n = 16
+            records.append(
+                Record(
+                    trajectory=member,
+                    group=0,
+                    task=0,
+                    prompt_tokens=8,
+                    token_ids=ids,
+                    loss_mask=np.ones(n, np.bool_),
+                    generation_log_probs=np.full(n, -4.8, np.float32),
+                    spans=((self.version, 0, n),),
+                    reward=float(member),
+                    finish_reason="stop",
+                )
+            )
+        await self.deployment.trainer.train_update(records, self.version, 0, 1)
+
+    async def publish(self, pause: Callable[[Any], Any], between: Callable[[Any], Any]) -> None:
+        """Step, prepare, pause, `between` (the KV rule), copy, agree, commit, resume."""
+        engines = self.deployment.engines
+        await self.step()
+        self.version += 1
+        prepared = await self.path.prepare(self.version, engines)
+        self.agreement.expect(self.version, prepared.expected)
+        for engine in engines:
+            await pause(engine.client)
+            await between(engine.client)
+        copied: list[int] = []
+        await self.path.copy(self.version, engines, lambda handle: copied.append(handle.index))
+        assert sorted(copied) == [0, 1]
+        for engine in engines:
+            await self.agreement.check(engine, self.version, "none")
+            await self.agreement.commit(engine, self.version)
+            await engine.client.resume()
+
+
+@pytest.fixture(scope="module")
+def reference(rig: Any) -> Reference:
+    return Reference(rig.deployment.model.path)
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def publisher(
+    request: pytest.FixtureRequest, rig: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Publisher]:
+    rig.wait(rig.deployment.reset(rig.deployment.scenario))
+    made = Publisher(rig, request.param, tmp_path_factory.mktemp(request.param))
+    yield made
+    rig.wait(made.path.close())
+
+
+@pytest.mark.parametrize(("rule", "kv"), RULES, ids=lambda x: str(x))
+def test_ws_03_and_08_and_09_every_path_with_every_rule(
+    publisher: Publisher, reference: Reference, rule: str, kv: str
+) -> None:
+    publisher.rig.wait(_case(publisher, reference, rule, kv))
+
+
+async def _case(p: Publisher, reference: Reference, rule: str, kv: str) -> None:
+    client = p.deployment.engines[0].client
+    prompt, key = p.prompt(), f"{rule}-{kv}"
+
+    def salted(version: int) -> str:
+        return f"{key}-v{version}" if kv == "salt_by_version" else key
+
+    async def generate(rid: str, ids: list[int], n: int, extra_key: str) -> Any:
+        return await client.generate(
+            rid=rid, input_ids=ids, max_new_tokens=n, temperature=1.0, ignore_eos=True, extra_key=extra_key
+        )
+
+    old, before = p.version, await p.weights()
+    running = asyncio.create_task(generate(f"{key}-long", prompt, LONG, salted(old)))
+    await generate(f"{key}-short", p.prompt(), 8, salted(old))  # when this one ends, the long one is on its way
+    assert not running.done()
+    if rule == "finish":
+        await running
+
+    async def pause(engine: Any) -> None:
+        await engine.pause("retract" if rule == "finish" else rule)
+
+    async def treat_kv(engine: Any) -> None:
+        if kv == "flush":
+            assert await engine.flush()
+        elif rule == "in_place" and engine is client:
+            assert not await engine.flush(), "a flush is refused while requests are held"
+
+    await p.publish(pause, treat_kv)
+    new, after, long = p.version, await p.weights(), await running
+
+    # spans partition what was generated, and say which weights made it
+    edges = [0, *(end for _, _, end in long.spans)]
+    assert [start for _, start, _ in long.spans] == edges[:-1] and edges[-1] == len(long.output_ids)
+    versions = [int(v) for v, _, _ in long.spans]
+    cut = long.spans[0][2]
+    expected = reference.log_probs(before, prompt, long.output_ids)
+    assert np.abs(long.log_probs[:cut] - expected[:cut]).max() <= TOLERANCE
+    if rule == "finish":
+        assert versions == [old] and long.finish_reason == "length"
+    elif rule == "abort":
+        assert versions == [old] and long.finish_reason == "abort" and 8 <= cut < LONG
+    else:
+        assert versions == [old, new] and len(long.output_ids) == LONG and 8 <= cut < LONG
+        now = reference.log_probs(after, prompt, long.output_ids)[cut:]
+        difference = np.abs(long.log_probs[cut:] - now).max()
+        if rule == "retract" and kv == "flush":
+            assert difference <= TOLERANCE, "its KV was computed again with the new weights"
+        else:
+            assert difference > STALE, "it went on over KV of the old weights"
+
+    # a new request with the same prompt: stale KV under `keep`, and only there
+    again = await generate(f"{key}-again", prompt, 8, salted(new))
+    difference = np.abs(again.log_probs - reference.log_probs(after, prompt, again.output_ids)).max()
+    if kv == "keep":
+        assert again.cached_tokens > 0 and difference > STALE
+    else:
+        assert difference <= TOLERANCE
+        if not (rule == "retract" and kv == "flush"):
+            assert again.cached_tokens == 0
+
+    # and the new weights are really there, on both engines
+    fresh = p.prompt()
+    for engine in p.deployment.engines:
+        g = await engine.client.generate(
+            rid=f"{key}-fresh", input_ids=fresh, max_new_tokens=8, ignore_eos=True, extra_key=f"{key}-fresh-{new}"
+        )
+        assert [int(v) for v, _, _ in g.spans] == [new]
+        assert np.abs(g.log_probs - reference.log_probs(after, fresh, g.output_ids)).max() <= TOLERANCE
