@@ -105,6 +105,10 @@ class Cluster:
         """Nodes, numbered 0 .. nodes-1; 0 is the one this process is on."""
         return len(self._nodes)
 
+    def gpus(self, node: int) -> int:
+        """GPUs of a node."""
+        return int(self._nodes[node]["Resources"].get("GPU", 0))
+
     def node_id(self, node: int) -> str:
         """Ray's id of a node."""
         return str(self._nodes[node]["NodeID"])

@@ -106,7 +106,15 @@ class Deployment:
         await self.trainer.restore(self.folder / "start")
         for slot in (EngineSlot(h) for h in self.engines):
             await slot.handle.client.update_from_disk(self.model.path, weight_version="0", flush_cache=True)
+        await self.close_paths()
         self._fresh_paths()
+
+    async def close_paths(self) -> None:
+        """No group, server or snapshot of a run stays."""
+        for path in self.paths.values():
+            await path.close()
+        for rank in range(self.trainer.world):
+            await self.trainer.call(rank, "publish", "close")
 
     async def quiet(self, slots: Sequence[EngineSlot]) -> None:
         """After a run: nothing generates, nothing is paused, no memory is lent."""

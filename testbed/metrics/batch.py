@@ -53,6 +53,7 @@ class BatchFold:
         self.updates = train.updates
         self.trained_tokens = sum([e.output_tokens - e.masked_tokens for e in train.experiences])
         """Actor tokens that carry loss, counted at each use."""
+        self.reward_mean = sum([e.reward for e in train.experiences]) / max(len(train.experiences), 1)
         new = [e for e in train.experiences if e.use == 0]
         self.trajectories = len(new)
         self.trained_once_tokens = sum([e.output_tokens - e.masked_tokens for e in new])

@@ -9,7 +9,7 @@ import msgspec
 
 from testbed.journal import JournalError, read_journal, require_complete
 from testbed.metrics.run import RunMetrics
-from testbed.metrics.summary import CAUSES, RunSummary
+from testbed.metrics.summary import CAUSES, RunSummary, StepRecord
 from testbed.scenario.layout import layout_of
 from testbed.scenario.scenario import Scenario
 
@@ -47,7 +47,7 @@ def write_metrics(path: Path | str, summary: RunSummary) -> Path:
 
     path = Path(path)
     steps = summary.steps
-    plain = ("batch", "start_t", "end_t", "trained_tokens", "generated_tokens", "staleness_mean", "staleness_max")
+    plain = [f for f in StepRecord.__struct_fields__ if f != "gpu_seconds"]
     columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in steps] for name in plain}
     columns["measured"] = [i >= summary.warmup_steps for i in range(len(steps))]
     for cause in CAUSES:

@@ -152,6 +152,7 @@ class RunMetrics:
                 generated_tokens=counts.generated,
                 staleness_mean=mean,
                 staleness_max=largest,
+                reward_mean=batch.reward_mean,
             )
         )
         if measured:

@@ -153,6 +153,8 @@ class StepRecord(Struct):
     generated_tokens: int
     staleness_mean: float
     staleness_max: int
+    reward_mean: float = 0.0
+    """Of the batch's trajectories; in a simulation the workload's own draws, which learn nothing."""
 
 
 class RunSummary(Struct):

@@ -5,7 +5,7 @@ Expected log-probabilities come from a transformers forward with the trainer's w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,19 @@ def publisher(
 def test_ws_03_and_08_and_09_every_path_with_every_rule(
     publisher: Publisher, reference: Reference, rule: str, kv: str
 ) -> None:
-    publisher.rig.wait(_case(publisher, reference, rule, kv))
+    try:
+        publisher.rig.wait(_case(publisher, reference, rule, kv), 120)
+    except BaseException:
+        publisher.rig.wait(_recover(publisher.deployment.engines), 60)
+        raise
+
+
+async def _recover(engines: Sequence[Any]) -> None:
+    """Nothing runs and nothing is paused, whatever a failed test left."""
+    for engine in engines:
+        await engine.client.resume()
+        await engine.client.pause("abort")
+        await engine.client.resume()
 
 
 async def _case(p: Publisher, reference: Reference, rule: str, kv: str) -> None:

@@ -5,6 +5,7 @@ Runs live on one event loop in a thread of its own, because clients and actors b
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
@@ -19,20 +20,24 @@ from testbed.scenario import Scenario
 from tests.support.invariants import Record
 from tests.support.scenarios import put, scenario
 
+DEVICE = os.environ.get("RL_TESTBED_RIG_DEVICE", "cpu")
+"""`cuda`: the same suite on a machine's GPU, which all roles share (`scripts/gpu_check.sh`)."""
+
 REAL: dict[str, Any] = {
-    "cluster.gpu": "CPU",
+    "cluster.gpu": "CPU" if DEVICE == "cpu" else "H200",
     "model": {"type": "preset", "name": "tiny-qwen3"},
     "rollout.engine": {
         "weight_precision": "fp32",
         "max_total_num_tokens": 16384,
         "max_running_requests": 16,
         "context_length": 2048,
+        "mem_fraction_static": 0.2,
     },
     "training.precision": "fp32",
     "training.max_tokens_per_gpu": 4096,
-    "real": {"device": "cpu", "watchdog_s": 60.0, "optimizer": {"lr": 1e-3}},
+    "real": {"device": DEVICE, "oversubscribe": DEVICE != "cpu", "watchdog_s": 60.0, "optimizer": {"lr": 1e-3}},
 }
-"""What makes a scenario of the suite one for a machine without a GPU."""
+"""What makes a scenario of the suite one for real engines on this machine."""
 
 SMALL: dict[str, dict[str, int]] = {
     "colocated": {"num_gpus": 2},
