@@ -69,6 +69,8 @@ class Deployment:
         self.environment = environment
         self.device = device
         self._launch = launch
+        self.skipped = 0
+        """Tasks that the run of the loaded checkpoint had taken."""
         self.paths: dict[str, WeightPath] = {}
         self.agreement: Agreement
         self._fresh_paths()
@@ -103,11 +105,20 @@ class Deployment:
         await self.environment.close()
         self.environment = _environment(scenario, self.base_dir, self.model)
         await self.environment.open()
-        await self.trainer.restore(self.folder / "start")
+        position = await self.trainer.restore(self.folder / "start")
+        self.skip(position.get("tasks", 0))
         for slot in (EngineSlot(h) for h in self.engines):
             await slot.handle.client.update_from_disk(self.model.path, weight_version="0", flush_cache=True)
         await self.close_paths()
         self._fresh_paths()
+
+    def skip(self, tasks: int) -> None:
+        """Leave out tasks that the loaded checkpoint has seen."""
+        self.skipped = tasks
+        for _ in range(tasks):
+            task = self.environment.draw()
+            if task is not None:
+                self.environment.release(task.index)
 
     async def close_paths(self) -> None:
         """No group, server or snapshot of a run stays."""
@@ -207,6 +218,8 @@ def cache_folder() -> Path:
 def model_of(scenario: Scenario, base_dir: Path) -> PreparedModel:
     """The model folder that engines and trainer start from, made and warmed up if it is not there yet."""
     config, options = scenario.model, scenario.real.warmup
+    if scenario.real.load is not None:
+        return prepare_model(str(base_dir / scenario.real.load), cache_folder(), MODEL_SEED)
     if isinstance(config, PresetModel):
         name = config.name
     elif isinstance(config, ConfigJsonModel):
@@ -268,8 +281,11 @@ async def deployed(
         await world.open()
         start = folder / "start"
         shutil.rmtree(start, ignore_errors=True)
-        await trainer.save(start)
+        load = scenario.real.load
+        position = await trainer.restore(base_dir.resolve() / load) if load is not None else {}
+        await trainer.save(start, position)
         deployment = Deployment(scenario, base_dir, folder, model, hosts, engines, trainer, world, device, launch)
+        deployment.skip(position.get("tasks", 0))
         try:
             yield deployment
         finally:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -66,8 +67,9 @@ Progress = Callable[[Status], None]
 class RealBackend:
     """Runs one scenario on a deployment (engines, trainer, environment that are up).
 
-    `faults`: engines to kill or to bring back at given times (`EngineLost`, `EngineJoined`), for tests. Raises
-    `StuckError` when nothing moves any more; an error of a task ends the run and is raised.
+    `faults`: engines to kill or to bring back at given times (`EngineLost`, `EngineJoined`), for tests. `checkpoints`:
+    folder for those that the scenario asks for. Raises `StuckError` when nothing moves any more; an error of a task
+    ends the run and is raised.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class RealBackend:
         deployment: Deployment,
         observers: Sequence[Observer] = (),
         faults: Iterable[said.Event] = (),
+        checkpoints: Path | None = None,
     ) -> None:
         self.scenario = scenario
         self.deployment = deployment
         self.core = Core(scenario)
         self._observers = tuple(observers)
         self._faults = tuple(faults)
+        self._checkpoints = checkpoints
         self._started = 0.0
         self.finish_reason = ""
         self.core_s = 0.0
@@ -113,7 +117,7 @@ class RealBackend:
             self.tell,
             self._spawn,
             self.now,
-            self.fleet.report_each,
+            self._before_step,
             self._trained,
         )
         self.weights = WeightSteps(
@@ -273,6 +277,14 @@ class RealBackend:
             len(self.core.rollouts.queue),
             tuple(len(slot.turns) for slot in self.fleet.slots),
         )
+
+    async def _before_step(self, batch: int) -> None:
+        """Engines report their load, and a checkpoint is written where one is due."""
+        await self.fleet.report_each()
+        interval = self.scenario.real.save_interval
+        if self._checkpoints is not None and interval and (batch + 1) % interval == 0:
+            position = {"batches": batch + 1, "tasks": self.deployment.skipped + self.services.drawn}
+            await self.deployment.trainer.save(self._checkpoints / f"step-{batch + 1}", position)
 
     def _trained(self, stats: StepStats, a: do.Train, seconds: float) -> None:
         n = len(a.experiences)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import shutil
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +29,10 @@ PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "
 TRAINING = "training.jsonl"
 """One line per optimizer update: reward, loss, gradient norm, engine difference, seconds."""
 
+CHECKPOINTS = "checkpoints"
+"""`step-N` after batch N, every `real.save_interval` batches; `real.load` goes on from one."""
+DRIVER = "driver.json"
+"""The driver's own share of the run's time."""
 SWITCHES = "switches.jsonl"
 """One line per change of phase of a shared pool: what moved, and how long it took."""
 
@@ -82,7 +87,10 @@ async def run_on(
     A run that gets stuck or is cancelled is written down as far as it came (`problem` says why).
     """
     digest = scenario_hash(scenario)
-    backend = RealBackend(scenario, deployment, (), faults)
+    checkpoints = folder.resolve() / CHECKPOINTS if folder is not None else None
+    if checkpoints is not None:
+        shutil.rmtree(checkpoints, ignore_errors=True)  # of an earlier run in this folder
+    backend = RealBackend(scenario, deployment, (), faults, checkpoints)
     metrics = RunMetrics(scenario, backend.core.layout)
     watching: list[Any] = [metrics.observe, *observers]
     writer: JournalWriter | None = None
@@ -133,12 +141,16 @@ async def run_on(
             switches = b"".join(msgspec.json.encode(s) + b"\n" for s in backend.weights.switches)
             (folder / SWITCHES).write_bytes(switches)
     wall = max(backend.wall_s, 1e-9)
+    core_share, observers_share = backend.core_s / wall, backend.observers_s / wall
+    if folder is not None:
+        shares = {"wall_s": backend.wall_s, "core_share": core_share, "observers_share": observers_share}
+        (folder / DRIVER).write_bytes(msgspec.json.format(msgspec.json.encode(shares), indent=1))
     return Measured(
         summary=summary,
         folder=folder,
         wall_s=backend.wall_s,
-        core_share=backend.core_s / wall,
-        observers_share=backend.observers_s / wall,
+        core_share=core_share,
+        observers_share=observers_share,
         finish_reason=reason,
         rewards=_rewards(backend),
         problem=problem,

@@ -33,7 +33,7 @@ class Slots:
 
 
 class Services:
-    """`tell` hands an event to the core; `before_step` runs before the last update of a batch is reported; `trained`
+    """`tell` hands an event to the core; `before_step` runs before the last update of that batch is reported; `trained`
     hears what each update did."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Services:
         tell: Callable[[said.Event], None],
         spawn: Spawn,
         now: Callable[[], float],
-        before_step: Callable[[], Awaitable[None]],
+        before_step: Callable[[int], Awaitable[None]],
         trained: Callable[[StepStats, do.Train, float], None],
     ) -> None:
         self.store = store
@@ -61,6 +61,8 @@ class Services:
         self._verifiers = Slots(workload.rewards.servers)
         self._tools = Slots(workload.tools.slots)
         self._environments = asyncio.Semaphore(workload.tools.environments or 2**31)
+        self.drawn = 0
+        """Tasks taken from the data source."""
         self._held: set[int] = set()
         """Trajectories that occupy an environment."""
         self._keep_tasks = scenario.experience.staleness.action == "retry" or (
@@ -83,6 +85,7 @@ class Services:
 
     def draw_task(self, a: do.DrawTask) -> None:
         task = self.environment.draw() if a.task < 0 else self.environment.again(a.task)
+        self.drawn += a.task < 0
         if task is None:
             self.tell(said.TasksExhausted(self.now(), a.group))
         else:
@@ -172,7 +175,7 @@ class Services:
             stats = await self.trainer.train_update(records, a.batch, update, a.updates)
             self._trained(stats, a, self.now() - started)
             if update + 1 == a.updates:
-                await self._before_step()
+                await self._before_step(a.batch)
             self.tell(said.TrainStepFinished(self.now(), a.batch, update))
 
     def retire(self, a: do.Retire) -> None:

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 nvidia-smi -L
 export RL_TESTBED_RIG_DEVICE=cuda
 testbed doctor
-python -m pytest -x -q tests/real/contract tests/real/test_transitions.py
+python -m pytest -x -q tests/real/whole_runs
 testbed compare scenarios/examples/real_arithmetic.yaml --backend real --seeds 1 --out runs/gpu-check \
   --set cluster.gpu=H200 --set real.device=cuda --set real.oversubscribe=true --set rollout.engine.mem_fraction_static=0.2 \
   --json runs/gpu-check.json

@@ -66,9 +66,7 @@ def with_seed(scenario: Scenario, seed: int) -> Scenario:
     return scenario.model_copy(update={"run": scenario.run.model_copy(update={"seed": seed})})
 
 
-def study_of(
-    files: Sequence[Path], overrides: Sequence[str], several_seeds: bool, *, simulated: bool = True
-) -> Study:
+def study_of(files: Sequence[Path], overrides: Sequence[str], several_seeds: bool, *, simulated: bool = True) -> Study:
     """A study file, or scenario files as variants of one."""
     if len(files) == 1 and is_study(files[0]):
         return load_study(files[0], overrides, simulated=simulated)

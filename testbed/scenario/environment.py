@@ -10,7 +10,6 @@ from pydantic import Field
 
 from testbed.scenario.base import PositiveFloat, PositiveInt, Section
 
-
 Template = Annotated[str, Field(pattern=r"\{question\}")]
 Operator = Literal["+", "-", "*"]
 

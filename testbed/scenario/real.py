@@ -61,6 +61,8 @@ class Real(Section):
     warmup: Warmup = Warmup()
     save_interval: PositiveInt | None = None
     """Batches between two checkpoints in the run folder; null: none."""
+    load: str | None = None
+    """A checkpoint to go on from, relative to the scenario file: weights, optimizer, and place in the tasks."""
     engine_command: tuple[str, ...] = ()
     """Command that starts a server, for engines in an environment of their own; empty: this Python and
     `-m sglang.launch_server`."""

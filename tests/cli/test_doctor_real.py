@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from testbed.cli import main
 from testbed.commands import real_parts
 from tests.cli.conftest import Cli, read_json
 
@@ -180,3 +181,20 @@ def test_doctor_imports_nothing_of_the_real_backend() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_real_run_without_the_extra_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whatever is installed here: what is missing, and the command that gets it."""
+    monkeypatch.setattr(real_parts, "missing_for_real", lambda command: ["torch 2.13.0", "sglang 0.5.23"])
+    study = Path(__file__).parents[2] / "scenarios" / "examples" / "real_arithmetic.yaml"
+    for command in (["real", str(study)], ["compare", str(study), "--backend", "real"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*command, "--out", str(tmp_path / "out")])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert "the real backend needs torch 2.13.0, sglang 0.5.23" in said and "install" in said
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", str(study), "--backend", "reel"])
+    assert stop.value.code == 2 and "(nearest: --backend real)" in capsys.readouterr().err

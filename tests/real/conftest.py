@@ -82,13 +82,3 @@ def client(engine: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> Itera
     client = EngineClient(engine.url, timeout_s=120)
     yield client
     run(client.close())
-
-
-@pytest.fixture(scope="session")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two engines and a trainer of two ranks for whole runs, shared by the session (`tests/support/real_rig.py`)."""
-    from tests.support.real_rig import Rig
-
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    yield rig
-    rig.close()

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from testbed.core.events import TaskArrived
+from testbed.journal import read_journal
 from tests.support.real_rig import for_real
 from tests.support.scenarios import scenario
 
@@ -23,30 +26,40 @@ def testbed(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """A scenario of one engine and one rank, two batches."""
+def first_task(run: Path) -> int:
+    _, records = read_journal(run / "journal.jsonl.zst")
+    return next(r.event.task for r in records if isinstance(r.event, TaskArrived))
+
+
+def small_tree() -> dict[str, Any]:
+    """A scenario of one engine and one rank, two batches, as it is written."""
     config = for_real(scenario(run__num_rollout=2))
     tree = config.model_dump(mode="json", exclude_defaults=True)
     tree["placement"] = {"mode": "disaggregated", "rollout_num_gpus": 1, "actor_num_gpus": 1}
     tree["run"] = {"num_rollout": 2, "warmup_steps": 0, "seed": 3}
+    return tree
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(tree))
+    file.write_text(yaml.safe_dump(small_tree()))
     return file
 
 
 def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Path, tmp_path: Path) -> None:
-    done = testbed("real", "small.yaml", "--out", "out", "--json", "figures.json", cwd=tmp_path)
+    saving = ("--set", "real.save_interval=1")
+    done = testbed("real", "small.yaml", "--out", "out", "--json", "figures.json", *saving, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {p.name for p in (tmp_path / "out").iterdir()}
-    assert {
+    assert names >= {
         "scenario.yaml",
         "journal.jsonl.zst",
         "metrics.parquet",
         "summary.json",
         "training.jsonl",
         "report",
-    } <= names
+    }
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["backend"] == "real" and len(figures["rewards"]) == 2
     assert figures["core_share"] < 0.05
@@ -54,6 +67,12 @@ def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Pat
     assert "measured" in page
     again = testbed("replay", "out", cwd=tmp_path)
     assert again.returncode == 0 and "all equal" in again.stdout
+    assert {p.name for p in (tmp_path / "out" / "checkpoints").iterdir()} == {"step-1", "step-2"}
+    position = json.loads((tmp_path / "out" / "checkpoints" / "step-2" / "trainer.json").read_text())["position"]
+    went_on = testbed("real", "small.yaml", "--out", "on", "--set", "real.load=out/checkpoints/step-2", cwd=tmp_path)
+    assert went_on.returncode == 0, went_on.stderr
+    assert position["batches"] == 2 and first_task(tmp_path / "on") == position["tasks"] >= 4
+    assert first_task(tmp_path / "out") == 0
     simulated = testbed("run", "small.yaml", "--out", "sim", cwd=tmp_path)
     assert simulated.returncode == 0, simulated.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_er_13_each_prompt_begins_with_all_ids_before_it() -> None:
         answered(c, [10 + turn, 40 + turn], (0, 0, 2))
         c.observed([90 + turn])
         prompts.append(list(c.ids))
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in pairwise(prompts):
         assert after[: len(before)] == before
     assert prompts[-1] == [5, 6, 7, 10, 40, 90, 11, 41, 91, 12, 42, 92]
 
@@ -103,11 +104,10 @@ def test_masked_tokens_are_those_of_the_oldest_versions() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=6))
 def test_any_dialogue_gives_a_record_that_agrees_with_itself(turns: list[tuple[int, int, int]]) -> None:
     c = Conversation(1, 0, task(), 0)
-    version, outputs, observed = 0, 0, 0
-    for tokens, observation, step in turns:
+    outputs, observed = 0, 0
+    for version, (tokens, observation, step) in enumerate(turns):
         cut = min(step, tokens)
         spans = [(version, 0, cut), (version + 1, cut, tokens)]
-        version += 1
         answered(c, list(range(tokens)), *((v, a, b) for v, a, b in spans if b > a))
         c.observed([1] * observation)
         outputs, observed = outputs + tokens, observed + observation

@@ -1,9 +1,9 @@
-"""The contract suite's fixture for the real backend. A run takes seconds here, so one run answers all questions about
-its scenario."""
+"""Two engines and a trainer for whole runs, shared by this folder, and the contract suite's fixture over them. A run
+takes seconds here, so one run answers all questions about its scenario."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,17 @@ from tests.contract.backends import Backend
 from tests.support.invariants import Record
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """See `tests/support/real_rig.py`."""
+    from tests.support.real_rig import Rig
+
+    rig = Rig(tmp_path_factory.mktemp("rig"))
+    yield rig
+    rig.close()
+
+
+@pytest.fixture(scope="package")
 def backend(rig: Any) -> Backend:
     from tests.support.real_rig import for_real
 
