@@ -190,7 +190,10 @@ def _some_tie(view: View) -> Sentence:
 
 
 def price_of_it(view: View) -> Sentence:
-    """The second sentence: what the answer costs (drops, fewer tokens, break-even); reward is no part of it."""
+    """The second sentence: what the answer costs (drops, fewer tokens, break-even).
+
+    Reward is no part of it; where there is none, that is said.
+    """
     w, base = view.winner, view.base
     even: Sentence = ()
     if view.ranked and not view.comparison.single and not view.base_ties:
@@ -206,9 +209,10 @@ def price_of_it(view: View) -> Sentence:
             Term("break-even", "g-even"),
             ")",
         )
-    simulated = any(r.backend == "simulated" for v in view.comparison.variants for r in v.runs)
-    reward = ". Reward is not simulated." if simulated else ". Reward is not part of this report."
-    return say(_waste(view), even, _fewer_tokens(view), _most_tokens(view), reward)
+    c = view.comparison
+    simulated = any(r.backend == "simulated" for r in c.runs)
+    absent = " Reward is not simulated." if simulated else "" if c.rewarded else " Reward is not part of this report."
+    return say(_waste(view), even, _fewer_tokens(view), _most_tokens(view), "." + absent)
 
 
 def _waste(view: View) -> Sentence:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from xml.etree import ElementTree
@@ -25,7 +26,7 @@ def text_width(text: str) -> float:
 
 
 class Canvas:
-    """Draw rectangles, lines and text; then `svg()`.
+    """Draw rectangles, lines, curves, areas and text; then `svg()`.
 
     Every role gets a colour of its own while matplotlib draws (no two roles share one, as they do on the page), and the
     written SVG has a class in its place: fills `c-ROLE`, strokes `s-ROLE`, text `t-ROLE`.
@@ -43,17 +44,17 @@ class Canvas:
         self._axes.set_ylim(height, 0)
         self._axes.axis("off")
         self._roles: list[str] = []
-        self._gids: dict[str, tuple[str, str]] = {}
-        """gid -> (title, extra classes)"""
+        self._gids: dict[str, tuple[str, str, str]] = {}
+        """gid -> (shape, title, extra classes)"""
 
     def _colour(self, role: str) -> str:
         if role not in self._roles:
             self._roles.append(role)
         return f"#{_FIRST_CODE + self._roles.index(role):06x}"
 
-    def _gid(self, title: str = "", extra: str = "") -> str:
+    def _gid(self, shape: str, title: str = "", extra: str = "") -> str:
         gid = f"e{len(self._gids)}"
-        self._gids[gid] = (title, extra)
+        self._gids[gid] = (shape, title, extra)
         return gid
 
     def rect(
@@ -69,7 +70,7 @@ class Canvas:
                 height,
                 facecolor=self._colour(role),
                 linewidth=0,
-                gid=self._gid(title, extra),
+                gid=self._gid("rect", title, extra),
                 snap=False,
             )
         )
@@ -84,9 +85,28 @@ class Canvas:
                 [y1, y2],
                 color=self._colour(role),
                 linewidth=1,
-                gid=self._gid("", extra),
+                gid=self._gid("line", "", extra),
                 snap=False,
                 zorder=0.5 if under else 2,
+            )
+        )
+
+    def curve(self, points: Sequence[tuple[float, float]], role: str, title: str = "", extra: str = "") -> None:
+        """A line through two points or more, above everything but text."""
+        from matplotlib.lines import Line2D
+
+        xs, ys = zip(*points, strict=True)
+        self._axes.add_line(
+            Line2D(xs, ys, color=self._colour(role), linewidth=1, gid=self._gid("polyline", title, extra), zorder=2.5)
+        )
+
+    def area(self, points: Sequence[tuple[float, float]], role: str, title: str = "", extra: str = "") -> None:
+        """A filled outline of three points or more."""
+        from matplotlib.patches import Polygon
+
+        self._axes.add_patch(
+            Polygon(
+                points, closed=True, facecolor=self._colour(role), linewidth=0, gid=self._gid("polygon", title, extra)
             )
         )
 
@@ -100,7 +120,7 @@ class Canvas:
             fontsize=11,
             ha=anchor,
             va="baseline",
-            gid=self._gid("", extra),
+            gid=self._gid("text", "", extra),
             parse_math=False,
             clip_on=False,
         )
@@ -130,13 +150,13 @@ class Canvas:
         parts.append("</svg>")
         return "".join(parts)
 
-    def _element(self, group: ElementTree.Element, title: str, extra: str) -> str:
+    def _element(self, group: ElementTree.Element, shape: str, title: str, extra: str) -> str:
         inner = f"<title>{escape(title)}</title>" if title else ""
         for node in group.iter():
             if node.tag == f"{_SVG}text":
                 return self._text(node, extra)
             if node.tag == f"{_SVG}path":
-                return self._path(node, inner, extra)
+                return self._path(node, shape, inner, extra)
         raise ValueError("matplotlib drew neither a path nor text")
 
     def _role(self, style: str, key: str) -> str:
@@ -145,11 +165,15 @@ class Canvas:
             raise ValueError(f"no {key} in {style!r}")
         return self._roles[int(code.group(1), 16) - _FIRST_CODE]
 
-    def _path(self, node: ElementTree.Element, inner: str, extra: str) -> str:
+    def _path(self, node: ElementTree.Element, shape: str, inner: str, extra: str) -> str:
         points = [(float(x), float(y)) for x, y in _POINT.findall(node.get("d", ""))]
         xs, ys = [p[0] for p in points], [p[1] for p in points]
         style = node.get("style", "")
-        if len(points) == 2:
+        if shape in ("polyline", "polygon"):
+            role = "s-" + self._role(style, "stroke") if shape == "polyline" else "c-" + self._role(style, "fill")
+            places = " ".join(f"{_px(x)},{_px(y)}" for x, y in points)
+            return f'<{shape} points="{places}" class="{_classes(role, extra)}">{inner}</{shape}>'
+        if shape == "line":
             return (
                 f'<line x1="{_px(xs[0])}" y1="{_px(ys[0])}" x2="{_px(xs[1])}" y2="{_px(ys[1])}" '
                 f'class="{_classes("s-" + self._role(style, "stroke"), extra)}"/>'

@@ -11,13 +11,14 @@ from typing import Any
 from reports import numbers
 from reports.comparison import Comparison, Figures, Lane, closure
 from reports.kinds import BY_NAME
-from reports.metrics import METRICS
+from reports.metrics import EVERY, METRICS
 from reports.palette import GPU_TIME
 from reports.spread import best_of, separated
 from reports.view import View
 
 NAVIGATION = {
     "gpu": "GPU time",
+    "reward": "Reward",
     "staleness": "Staleness",
     "trajectory": "Trajectory time",
     "update": "Weight update",
@@ -127,8 +128,11 @@ def lane_table(view: View) -> dict[str, Any]:
 def all_numbers_text(view: View) -> list[list[str]]:
     """The same for Markdown: label, then a value with its mark per variant."""
     return [
-        [f"{m.label} ({m.unit})", *(f"{f.text(name)} {BY_NAME[f.kinds[name]].mark}" for f in view.figures)]
-        for name, m in METRICS.items()
+        [
+            f"{EVERY[name].label} ({EVERY[name].unit})",
+            *(f"{f.text(name)} {BY_NAME[f.kinds[name]].mark}" for f in view.figures),
+        ]
+        for name in view.base.stats
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct, field
 
 from reports.kinds import weakest
-from reports.metrics import METRICS, kind_of
+from reports.metrics import EVERY, METRICS, kind_of
 from reports.palette import IDLE, LETTERS
 from reports.spread import Stat
 from testbed.metrics.summary import CAUSES, RunSummary
@@ -42,7 +42,7 @@ class Comparison(Struct):
     command: str
     versions: dict[str, str]
     seconds: float
-    """CPU time to produce the runs."""
+    """Time to produce the runs: CPU time of simulated ones, wall time of real ones."""
     seeds: list[int]
     scenario_hashes: dict[str, str] = field(default_factory=dict)
     """Letter -> hash of the first seed's scenario."""
@@ -57,6 +57,24 @@ class Comparison(Struct):
     def single(self) -> bool:
         """One variant: a run report, without comparisons."""
         return len(self.variants) == 1
+
+    @property
+    def runs(self) -> list[RunSummary]:
+        return [r for v in self.variants for r in v.runs]
+
+    @property
+    def real(self) -> bool:
+        """Whether every run was made by actual engines and trainers."""
+        return all(r.backend == "real" for r in self.runs)
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether rewards may be shown: every run is real and the summaries hold them (old ones have 0 everywhere).
+
+        A simulation learns nothing, its rewards are the workload's own draws.
+        """
+        runs = self.runs
+        return self.real and all(r.steps for r in runs) and any(s.reward_mean for r in runs for s in r.steps)
 
 
 def build_comparison(
@@ -170,7 +188,7 @@ class Figures(Struct, frozen=True):
     note: str
     changes: dict[str, object]
     stats: dict[str, Stat]
-    """By metric."""
+    """By metric, in the order of the tables; the same metrics in every variant of a comparison."""
     kinds: dict[str, str]
     """Of each metric: the weakest over seeds."""
     kind: str
@@ -189,7 +207,7 @@ class Figures(Struct, frozen=True):
     def text(self, metric: str) -> str:
         """The mean, written with the digits its spread allows."""
         stat = self.stats[metric]
-        return METRICS[metric].write(stat.mean, stat.sd)
+        return EVERY[metric].write(stat.mean, stat.sd)
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -197,11 +215,12 @@ class Figures(Struct, frozen=True):
         return tuple(c for c in CAUSES if any(c in lane.seconds for lane in self.lanes))
 
 
-def figures_of(v: VariantRuns) -> Figures:
-    """Reduce a variant's runs to its figures."""
+def figures_of(v: VariantRuns, rewarded: bool = False) -> Figures:
+    """Reduce a variant's runs to its figures, with those of the rewards if the comparison is `rewarded`."""
     first = v.runs[0]
-    stats = {name: Stat(tuple(float(m.read(r)) for r in v.runs)) for name, m in METRICS.items()}
-    kinds = {name: weakest(kind_of(m, r) for r in v.runs) for name, m in METRICS.items()}
+    metrics = EVERY if rewarded else METRICS
+    stats = {name: Stat(tuple(float(m.read(r)) for r in v.runs)) for name, m in metrics.items()}
+    kinds = {name: weakest(kind_of(m, r) for r in v.runs) for name, m in metrics.items()}
     return Figures(
         letter=v.letter,
         name=v.name,
@@ -251,4 +270,4 @@ def closure(comparison: Comparison) -> float:
 
 
 def all_figures(comparison: Comparison) -> list[Figures]:
-    return [figures_of(v) for v in comparison.variants]
+    return [figures_of(v, comparison.rewarded) for v in comparison.variants]

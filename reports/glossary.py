@@ -129,15 +129,30 @@ METRICS: dict[str, Definition] = {
     "g-t-total": Definition("Trajectory, total", "From submission until the batch that holds it is taken."),
 }
 
+REWARD: dict[str, Definition] = {
+    "g-reward": Definition(
+        "Reward",
+        "Mean reward of the trajectories of a batch. The first and the last fifth are those of all batches of a run, "
+        "the warm-up's too, one batch at least; then mean over seeds.",
+    ),
+    "g-rise": Definition(
+        "Rise", "Reward of the last fifth of the batches minus that of the first, for each seed by itself."
+    ),
+}
+"""Terms of the figures that real runs alone have."""
+
 CAUSES: dict[str, Definition] = {
     f"g-c-{name}": Definition(c.label, c.definition, cause=name) for name, c in GPU_TIME.items()
 }
 
 KIND_TERMS: dict[str, Definition] = {f"g-k-{k.name}": Definition(k.name, k.definition, kind=k.name) for k in KINDS}
 
-GROUPS: dict[str, dict[str, Definition]] = {
-    "Metrics": METRICS,
-    "Causes of GPU time": CAUSES,
-    "Kinds of numbers": KIND_TERMS,
-}
-"""Heading -> id -> definition, in the order of the page."""
+
+def metric_terms(rewarded: bool) -> dict[str, Definition]:
+    """id -> definition of the metrics that a report has."""
+    return METRICS | REWARD if rewarded else METRICS
+
+
+def groups(rewarded: bool) -> dict[str, dict[str, Definition]]:
+    """Heading -> id -> definition, in the order of the page."""
+    return {"Metrics": metric_terms(rewarded), "Causes of GPU time": CAUSES, "Kinds of numbers": KIND_TERMS}

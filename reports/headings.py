@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from reports import numbers
 from reports.comparison import Figures
 from reports.palette import GPU_TIME, IDLE, TRAJECTORY
+from reports.reward import reward_heading
 from reports.sentences import Letter, Number, Sentence, Term, joined, say
 from reports.view import NOTICEABLE, View, derived, differs, number, overlapped, percent, with_updates
 
@@ -227,6 +228,8 @@ def update_heading(view: View) -> Sentence:
 def headings(view: View) -> Mapping[str, Sentence]:
     """Section -> its heading; sections without data are left out."""
     out = {"gpu": gpu_heading(view)}
+    if view.comparison.rewarded:
+        out["reward"] = reward_heading(view)
     if any(f.dequeue for f in view.figures):
         out["staleness"] = staleness_heading(view)
     if view.winner.mean("trajectory_total_s") > 0:

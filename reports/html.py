@@ -11,16 +11,17 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reports import compared, numbers, palette, plots
+from reports import compared, numbers, palette, plots, reward_plot
 from reports.answer import answer, price_of_it, rests_on
 from reports.comparison import Comparison, Figures
-from reports.glossary import GROUPS
+from reports.glossary import groups
 from reports.headings import gpu_reading, gpu_worst, headings
-from reports.kinds import BY_NAME, FAMILIES, KINDS
+from reports.kinds import BY_NAME, FAMILIES
 from reports.limits import limits
-from reports.metrics import METRICS
+from reports.metrics import EVERY, METRICS
+from reports.reward import reward_against_base, reward_margin, reward_table
 from reports.sentences import Letter, Mark, Number, Sentence, Term, say
-from reports.view import View, input_kinds, update_parts, view_of, with_updates
+from reports.view import View, input_kinds, update_parts, used_kinds, view_of, with_updates
 
 TEMPLATES = Path(__file__).parent / "templates"
 SYMBOLS = {
@@ -178,12 +179,12 @@ def all_numbers(view: View) -> list[dict[str, Any]]:
     """Every metric, variants across."""
     return [
         {
-            "label": m.label,
-            "unit": m.unit,
-            "term": m.term,
+            "label": EVERY[name].label,
+            "unit": EVERY[name].unit,
+            "term": EVERY[name].term,
             "cells": [numbered(f.text(name), f.kinds[name]) for f in view.figures],
         }
-        for name, m in METRICS.items()
+        for name in view.base.stats
     ]
 
 
@@ -199,10 +200,15 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
     )
     env.globals.update(mark=mark, chip=chip, sentence=sentence, swatch=swatch, numbered=numbered)
-    draw = {"gpu": plots.gpu_time, "staleness": plots.staleness, "trajectory": plots.trajectory, "update": plots.update}
+    draw = {
+        "gpu": plots.gpu_time,
+        "reward": reward_plot.reward,
+        "staleness": plots.staleness,
+        "trajectory": plots.trajectory,
+        "update": plots.update,
+    }
     figures = {name: Markup(draw[name](view).both) for name in heads}
     kinds = input_kinds(comparison)
-    used = {kind for f in view.figures for kind in f.kinds.values()} | set(kinds.values())
     return env.get_template("page.html.j2").render(
         c=comparison,
         view=view,
@@ -215,6 +221,8 @@ def render(comparison: Comparison) -> str:
         plots=figures,
         gpu_lead=say(gpu_reading(view), " ", gpu_worst(view), " "),
         lane_table=compared.lane_table(view),
+        reward_words=say(reward_margin(view), " ", reward_against_base(view)) if comparison.rewarded else (),
+        reward_table=reward_table(view) if comparison.rewarded else None,
         all_numbers=all_numbers(view),
         trajectory_key=[
             (p.label, p.role)
@@ -230,11 +238,11 @@ def render(comparison: Comparison) -> str:
         checks=compared.checks(view),
         input_kinds={FAMILIES[f]: (kind, comparison.facts.get(f, kind)) for f, kind in kinds.items()},
         other_facts={k: v for k, v in comparison.facts.items() if k not in FAMILIES},
-        kinds=[k for k in KINDS if k.name in used],
+        kinds=used_kinds(view),
         by_name=BY_NAME,
         symbols={name: Markup(drawing) for name, drawing in SYMBOLS.items()},
         patterns=patterns(),
-        glossary=GROUPS,
+        glossary=groups(comparison.rewarded),
         navigation={
             k: v for k, v in compared.NAVIGATION.items() if k in heads or k in ("limits", "reproduce", "glossary")
         },

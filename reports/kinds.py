@@ -28,7 +28,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("published", "□", "Somebody else's figure, with its source."),
     Kind("analytic", "△", "A formula and a catalogue value; nothing was fitted."),
     Kind("assumed", "◇", "Chosen by whoever wrote the scenario; nothing stands behind it."),
-    Kind("simulated", "○", "Came out of this simulation, and rests on all its inputs."),
+    Kind("simulated", "○", "Came out of a simulation, and rests on all its inputs."),
 )
 """Strongest first. Simulated is the weakest: it needs every input to be right, and the rules between them too."""
 

@@ -5,17 +5,19 @@ It refuses to know HTML, Markdown and colours.
 
 from __future__ import annotations
 
+import re
+
 from reports import numbers
 from reports.comparison import Comparison
 from reports.sentences import Letter, Mark, Number, Sentence, joined, say
-from reports.view import View, fewer_tokens, input_kinds, number, percent
-from testbed.metrics.summary import RunSummary
+from reports.view import View, fewer_tokens, input_kinds, letters, number, percent
+from testbed.metrics.summary import RunSummary, StepRecord
 
 
 def limits(view: View) -> list[tuple[Sentence, Sentence]]:
     """(what, why it matters), only what holds for these runs."""
     c, w = view.comparison, view.winner
-    runs = [r for v in c.variants for r in v.runs]
+    runs = c.runs
     simulated = any(r.backend == "simulated" for r in runs)
     out: list[tuple[Sentence, Sentence]] = []
     if simulated:
@@ -29,7 +31,31 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
             if stale >= 0.05
             else say("Nothing here says what is learnt in a step.")
         )
-        out.append((say("Time, not learning."), say("The model was not trained. ", worth)))
+        untrained = [v.letter for v in c.variants if any(r.backend == "simulated" for r in v.runs)]
+        subject = (
+            say("The model was not trained")
+            if len(untrained) == len(c.variants)
+            else say("In ", joined([(Letter(letter),) for letter in untrained]), " the model was not trained")
+        )
+        out.append((say("Time, not learning."), say(subject, ". ", worth)))
+    if c.real and re.search(r"\bCPU\b", c.facts.get("engine_step", "")):
+        out.append(
+            (
+                say("The GPUs are stand-ins."),
+                say(
+                    "Each is a slot on the CPU, and all slots share the machine's cores: engines and trainer slow each "
+                    "other down, and neither times nor shares of GPU time carry over to GPUs."
+                ),
+            )
+        )
+    unrewarded = [f for f in view.figures if c.rewarded and not any(s.reward_mean for s in _steps(c, f.letter))]
+    if unrewarded:
+        out.append(
+            (
+                say("The reward of ", letters(unrewarded), " is 0 in every batch,"),
+                say("or the run's summary was written before rewards were kept."),
+            )
+        )
     for keys, changing in _changing_several(c).items():
         many = len(changing) > 1
         out.append(
@@ -98,6 +124,10 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
             (say("No failures,"), say(" no slow machines, no other jobs on the network, unless the scenario has them."))
         )
     return out
+
+
+def _steps(c: Comparison, letter: str) -> list[StepRecord]:
+    return [s for v in c.variants if v.letter == letter for r in v.runs for s in r.steps]
 
 
 def _changing_several(c: Comparison) -> dict[tuple[str, ...], list[str]]:

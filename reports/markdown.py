@@ -9,12 +9,13 @@ from reports import compared
 from reports.answer import answer, price_of_it, rests_on
 from reports.compared import NAVIGATION, all_numbers_text, checks, lane_table
 from reports.comparison import Comparison
-from reports.glossary import METRICS as TERMS
+from reports.glossary import metric_terms
 from reports.headings import gpu_worst, headings
 from reports.kinds import BY_NAME, FAMILIES, KINDS
 from reports.limits import limits
+from reports.reward import reward_against_base, reward_margin, reward_table
 from reports.sentences import as_markdown
-from reports.view import View, input_kinds, view_of
+from reports.view import View, input_kinds, used_kinds, view_of
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -54,6 +55,17 @@ def gpu_table(view: View) -> list[str]:
     return table(["seconds per step", *data["head"], "idle share"], rows)
 
 
+def rewards(view: View) -> list[str]:
+    """How far the reward rises, and its table."""
+    data = reward_table(view)
+    rows = [
+        [f"**{r['letter']}** {r['name']}", *(f"{v} {BY_NAME[r['kind']].mark}" for v in r["cells"])]
+        for r in data["rows"]
+    ]
+    words = " ".join(as_markdown(s) for s in (reward_margin(view), reward_against_base(view)) if s)
+    return [words, "", *table(["reward", *data["head"]], rows), ""]
+
+
 def render(comparison: Comparison) -> str:
     """The whole report."""
     view = view_of(comparison)
@@ -67,13 +79,15 @@ def render(comparison: Comparison) -> str:
         "",
     ]
     out += [as_markdown(price_of_it(view)), "", as_markdown(rests_on(view)), ""]
-    out += ["Marks: " + ", ".join(f"{k.mark} {k.name}" for k in KINDS) + ".", "", *first_table(view), ""]
+    out += ["Marks: " + ", ".join(f"{k.mark} {k.name}" for k in used_kinds(view)) + ".", "", *first_table(view), ""]
     out += [notes(view), ""]
     for name, head in heads.items():
         out += [f"## {NAVIGATION[name]}", "", as_markdown(head) + ".", ""]
         if name == "gpu":
             worst = gpu_worst(view)
             out += [*([as_markdown(worst), ""] if worst else []), *gpu_table(view), ""]
+        if name == "reward":
+            out += rewards(view)
     out += [
         "## All figures",
         "",
@@ -95,7 +109,7 @@ def render(comparison: Comparison) -> str:
     out += [f"- {k}: {v}" for k, v in comparison.facts.items() if k not in FAMILIES]
     out += [f"- {k}: {v}" for k, v in comparison.versions.items()]
     out += ["", "## Glossary", ""]
-    out += [f"- **{d.term}**: {d.text}" for d in TERMS.values()]
+    out += [f"- **{d.term}**: {d.text}" for d in metric_terms(comparison.rewarded).values()]
     out += [f"- {k.mark} **{k.name}**: {k.definition}" for k in KINDS]
     return "\n".join(out) + "\n"
 

@@ -6,6 +6,7 @@ CSV, JSON, Markdown and HTML all walk this table, so they cannot disagree. It re
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 from msgspec import Struct
 
@@ -70,6 +71,21 @@ def _whole(value: float, spread: float) -> str:
 def _short_seconds(value: float, spread: float) -> str:
     """Parts of a weight update: a tenth of a second is enough from one second on."""
     return numbers.seconds(value, max(spread, 0.1) if value >= 1 else spread)
+
+
+def reward_ends(run: RunSummary) -> tuple[float, float]:
+    """Mean reward of the first and of the last fifth of the batches, one batch at least.
+
+    Batches of the warm-up count: it is there for the times, and the policy learns from its first batch.
+    """
+    rewards = [s.reward_mean for s in run.steps]
+    n = max(len(rewards) // 5, 1)
+    return fmean(rewards[:n]), fmean(rewards[-n:])
+
+
+def _rise(run: RunSummary) -> float:
+    first, last = reward_ends(run)
+    return last - first
 
 
 METRICS: dict[str, Metric] = {
@@ -367,6 +383,36 @@ METRICS: dict[str, Metric] = {
     ),
     "measured_steps": Metric("Measured steps", "steps", lambda r: float(r.measured_steps), _whole, "g-step", "none"),
 }
+
+"""Of every run."""
+
+REWARD: dict[str, Metric] = {
+    "reward_first": Metric(
+        "Reward, first fifth",
+        "mean of the batches",
+        lambda r: reward_ends(r)[0],
+        numbers.hundredths,
+        "g-reward",
+        "none",
+        families=("rewards",),
+    ),
+    "reward_last": Metric(
+        "Reward, last fifth",
+        "mean of the batches",
+        lambda r: reward_ends(r)[1],
+        numbers.hundredths,
+        "g-reward",
+        "none",
+        1,
+        families=("rewards",),
+    ),
+    "reward_rise": Metric(
+        "Reward, rise", "last fifth minus first", _rise, numbers.hundredths, "g-rise", "none", 1, families=("rewards",)
+    ),
+}
+"""Of real runs besides: they alone learn."""
+
+EVERY: dict[str, Metric] = METRICS | REWARD
 
 
 def kind_of(metric: Metric, run: RunSummary) -> str:

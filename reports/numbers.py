@@ -44,6 +44,14 @@ def tenths(value: float) -> str:
     return grouped(value, 1)
 
 
+def hundredths(value: float, spread: float = 0.0) -> str:
+    """Two digits after the point, and the spread if there is one: `0.86 ± 0.02`; three for one under 0.005."""
+    if spread <= 0:
+        return grouped(value, 2)
+    digits = 3 if spread < 0.005 else 2
+    return f"{grouped(value, digits)}{NBSP}±{NBSP}{grouped(spread, digits)}"
+
+
 def percent(share: float, decimals: int | None = None) -> str:
     """0.24 -> `24 %`. Without `decimals`: whole from 10 % on, one digit below, `0 %` for zero."""
     value = share * 100

@@ -216,6 +216,7 @@ def rules() -> str:
         )
     out.append(".s-weight_update{stroke:var(--weight_update);fill:none}")
     for letter in LETTERS:
+        out.append(f".s-v{letter}{{stroke:var(--{f'v{letter}' if letter in VARIANTS else 'ink'});fill:none}}")
         if letter in VARIANTS:
             out.append(f".chip.v{letter}{{background:var(--v{letter});color:var(--on-v{letter})}}")
         else:

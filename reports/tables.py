@@ -12,7 +12,7 @@ from typing import Any
 from reports.answer import answer, price_of_it, rests_on
 from reports.comparison import Comparison, Figures, closure
 from reports.headings import headings
-from reports.metrics import METRICS
+from reports.metrics import EVERY
 from reports.palette import GPU_TIME
 from reports.sentences import as_text
 from reports.view import View, input_kinds, view_of
@@ -22,8 +22,8 @@ def table_csv(figures: list[Figures]) -> str:
     """One number a line: variant, name, metric, label, unit, mean, sd, seeds, kind."""
     lines: list[list[object]] = [["variant", "name", "metric", "label", "unit", "mean", "sd", "seeds", "kind"]]
     for f in figures:
-        for name, m in METRICS.items():
-            s = f.stats[name]
+        for name, s in f.stats.items():
+            m = EVERY[name]
             lines.append([f.letter, f.name, name, m.label, m.unit, s.mean, s.sd, len(s.values), f.kinds[name]])
     return _csv(lines)
 
@@ -71,7 +71,7 @@ def variant_figures(f: Figures) -> dict[str, Any]:
                 "mean": s.mean,
                 "sd": s.sd,
                 "values": list(s.values),
-                "unit": METRICS[name].unit,
+                "unit": EVERY[name].unit,
                 "kind": f.kinds[name],
             }
             for name, s in f.stats.items()
@@ -102,7 +102,7 @@ def comparison_figures(comparison: Comparison) -> dict[str, Any]:
         "gpu_time_closes_within": closure(comparison),
         "command": comparison.command,
         "versions": comparison.versions,
-        "cpu_seconds": comparison.seconds,
+        "wall_seconds" if comparison.real else "cpu_seconds": comparison.seconds,
         "scenario_hashes": comparison.scenario_hashes,
         "variants": [variant_figures(f) for f in view.figures],
     }

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from reports import numbers
 from reports.comparison import Comparison, Figures, all_figures
-from reports.kinds import FAMILIES, weakest
+from reports.kinds import FAMILIES, KINDS, Kind, weakest
 from reports.palette import UPDATE
 from reports.sentences import Letter, Number, Sentence, joined, say
 from reports.spread import best_of, separated
@@ -75,6 +75,12 @@ def input_kinds(comparison: Comparison) -> dict[str, str]:
                 if family in FAMILIES:
                     found.setdefault(family, []).append(kind)
     return {family: weakest(found[family]) for family in FAMILIES if family in found}
+
+
+def used_kinds(view: View) -> list[Kind]:
+    """Kinds that a figure or an input of these runs has, strongest first."""
+    used = {kind for f in view.figures for kind in f.kinds.values()} | set(input_kinds(view.comparison).values())
+    return [k for k in KINDS if k.name in used]
 
 
 def with_updates(view: View) -> list[Figures]:

@@ -14,7 +14,6 @@ import typer
 from testbed.cli.app import Json, Out, Overrides, app, command_of, report_comparison, write_trace
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, err, figures_of, notes, run_bar, said_of, say, show_run
-from testbed.scenario.fields import closest
 
 BACKENDS = ("sim", "real")
 
@@ -125,6 +124,7 @@ def compare(
     from reports.comparison import VariantRuns
     from testbed.commands import folders
     from testbed.commands.chosen import about_comparison, named, seeds_of, study_of, with_seed
+    from testbed.scenario.fields import closest
 
     if backend not in BACKENDS:
         raise UserError(f"--backend {backend}: no such backend (nearest: --backend {closest(backend, BACKENDS, 0.0)})")

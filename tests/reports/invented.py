@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 import zlib
 
+import msgspec
+
 from reports import Comparison, VariantRuns, build_comparison
 from testbed.metrics.summary import (
     BufferTime,
@@ -16,6 +18,7 @@ from testbed.metrics.summary import (
     PoolTime,
     RunSummary,
     StalenessReading,
+    StepRecord,
     TrajectoryTime,
     Waste,
     WeightUpdate,
@@ -257,3 +260,21 @@ def comparison(seeds: int = 5, variants: int = 5, **changes: object) -> Comparis
             **changes,
         }
     )
+
+
+def learning(run: RunSummary, rewards: list[float]) -> RunSummary:
+    """The same run made by engines and trainers that learn: the mean reward of each batch."""
+    steps = [
+        StepRecord(i, 10.0 * i, 10.0 * (i + 1), {}, 9_000, 9_000, 0.0, 0, reward) for i, reward in enumerate(rewards)
+    ]
+    kinds = {k: "measured" for k in (*KINDS, "rewards")} | {"price": "assumed"}
+    return msgspec.structs.replace(run, backend="real", steps=steps, kinds=kinds, marks={})
+
+
+def learnt(rewards: dict[str, list[list[float]]], **changes: object) -> Comparison:
+    """Real variants by name, each with the rewards of one run per seed."""
+    variants = [
+        VariantRuns("", name, "", [learning(run(name, COLOCATED, seed=i), x) for i, x in enumerate(seeds, 1)])
+        for name, seeds in rewards.items()
+    ]
+    return build_comparison(**{"study": "s", "question": "q", "variants": variants, "seconds": 41.0, **changes})
