@@ -124,9 +124,16 @@ class Cluster:
         if self._remote:  # the driver may be on another machine
             options = replace(options, host=self._nodes[node]["NodeManagerAddress"])
         actor = self._actor(_EngineActor, node, options.tp_size, options.device, concurrency=4)
-        host = EngineHost(actor.remote(options, str(log_path)), node)
+        slots = 0 if options.device == "cuda" else options.tp_size
+        host = EngineHost(actor.remote(options, str(log_path)), node, slots)
         self._hosts.append(host)
         return host
+
+    def drop(self, host: EngineHost) -> None:
+        """Give up an engine whose server is gone: the process that owned it ends, its slots are free."""
+        ray.kill(host.actor)
+        self._hosts.remove(host)
+        self._used[host.node] -= host.slots
 
     def ranks(
         self,
@@ -225,9 +232,10 @@ class EngineHost:
 
     Methods raise `EngineGone` if that process is gone."""
 
-    def __init__(self, actor: Any, node: int) -> None:
+    def __init__(self, actor: Any, node: int, slots: int) -> None:
         self.actor = actor
         self.node = node
+        self.slots = slots
         self.url = ""
         """Empty until `ready` has returned."""
 

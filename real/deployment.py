@@ -56,6 +56,7 @@ class Deployment:
         trainer: Trainer,
         environment: Environment,
         device: str,
+        cluster: Cluster,
         launch: Callable[[int], EngineHost],
     ) -> None:
         self.scenario = scenario
@@ -68,6 +69,7 @@ class Deployment:
         self.trainer = trainer
         self.environment = environment
         self.device = device
+        self._cluster = cluster
         self._launch = launch
         self.skipped = 0
         """Tasks that the run of the loaded checkpoint had taken."""
@@ -177,6 +179,7 @@ class Deployment:
 
     async def relaunch(self, engine: int) -> EngineHandle:
         """A fresh server in the place of one that is gone; it serves version 0."""
+        self._cluster.drop(self.hosts[engine])
         host = self.hosts[engine] = self._launch(engine)
         url = await host.ready(self.scenario.real.start_timeout_s)
         await self.engines[engine].client.close()
@@ -284,7 +287,9 @@ async def deployed(
         load = scenario.real.load
         position = await trainer.restore(base_dir.resolve() / load) if load is not None else {}
         await trainer.save(start, position)
-        deployment = Deployment(scenario, base_dir, folder, model, hosts, engines, trainer, world, device, launch)
+        deployment = Deployment(
+            scenario, base_dir, folder, model, hosts, engines, trainer, world, device, cluster, launch
+        )
         deployment.skip(position.get("tasks", 0))
         try:
             yield deployment

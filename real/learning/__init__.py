@@ -1,1 +1,1 @@
-"""Learning: advantages, losses and their aggregation as pure torch functions; one module per idea."""
+"""Learning: advantages, losses, their corrections and aggregation as pure torch functions; one module per idea."""

@@ -1,9 +1,10 @@
 """Checkpoint folders: weights in Hugging Face's layout, so that transformers and SGLang load one as a model, and beside
 them what a bit-identical continuation needs. Independent of the number of ranks. Knows no loss.
 
-    config.json, tokenizer files, model.safetensors     weights, float32
-    optimizer.safetensors                               `<parameter>|<exp_avg, ...>`, whole tensors
-    rng-<rank>.safetensors                              torch generators of each rank
+    config.json, tokenizer files, model.safetensors     the actor's weights, float32
+    trainer/optimizer.safetensors                       `<parameter>|<exp_avg, ...>`, whole tensors
+    critic/                                             the same two of the critic, where there is one
+    trainer/rng-<rank>.safetensors                            torch generators of each rank
     trainer.json                                        updates done, and the driver's position in its data
 """
 
@@ -27,6 +28,9 @@ from real.errors import RealError
 from real.trainer.model import full_state, gather
 
 STATE = "trainer.json"
+OWN = "trainer"
+"""Folder inside for what is not the model: SGLang takes every safetensors file beside config.json for weights."""
+CRITIC = "critic"
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -42,7 +46,7 @@ def begin(folder: Path) -> Path:
 
 def publish(temporary: Path, folder: Path) -> None:
     """Make it durable, then give it its name: a checkpoint is there as a whole or not at all."""
-    for path in [*temporary.iterdir(), temporary]:
+    for path in [*temporary.rglob("*"), temporary]:
         _sync(path)
     temporary.rename(folder)
     _sync(folder.parent)
@@ -61,6 +65,7 @@ def write_weights(model: PreTrainedModel, model_path: Path, folder: Path, dtype:
     state = full_state(model, torch.float32, keep=writer)
     if state is None:
         return
+    folder.mkdir(exist_ok=True)
     for path in model_path.iterdir():
         if path.is_file() and not path.name.endswith(WEIGHT_FILES) and path.name != STATE:
             shutil.copyfile(path, folder / path.name)
@@ -84,12 +89,12 @@ def write_optimizer(model: PreTrainedModel, optimizer: Optimizer, folder: Path, 
         if writer:
             whole[f"{name}|{key}"] = full.detach().cpu().clone()
     if writer:
-        save_file(whole, folder / "optimizer.safetensors")
+        save_file(whole, _own(folder) / "optimizer.safetensors")
 
 
 def read_optimizer(model: PreTrainedModel, optimizer: Optimizer, folder: Path) -> None:
     """Each rank takes its shards."""
-    whole = load_file(folder / "optimizer.safetensors")
+    whole = load_file(folder / OWN / "optimizer.safetensors")
     parameters = dict(model.named_parameters())
     for entry, value in whole.items():
         name, key = entry.split("|")
@@ -105,12 +110,18 @@ def write_rng(folder: Path, rank: int, device: torch.device) -> None:
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
-    save_file(state, folder / f"rng-{rank}.safetensors")
+    save_file(state, _own(folder) / f"rng-{rank}.safetensors")
+
+
+def _own(folder: Path) -> Path:
+    place = folder / OWN
+    place.mkdir(exist_ok=True)
+    return place
 
 
 def read_rng(folder: Path, rank: int, device: torch.device) -> None:
     """A rank that the run which saved did not have keeps its own."""
-    path = folder / f"rng-{rank}.safetensors"
+    path = folder / OWN / f"rng-{rank}.safetensors"
     if path.exists():
         state = load_file(path)
         torch.set_rng_state(state["cpu"])

@@ -1,15 +1,16 @@
-"""A transformers model as FSDP2 shards, and its weights back in Hugging Face's names. Knows no loss, no optimizer."""
+"""Transformers models as FSDP2 shards, and their weights back in Hugging Face's names. Knows no loss, no optimizer."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from real.errors import RealError
@@ -22,13 +23,43 @@ def load_sharded(
     in `dtype` and gradients are summed in float32. Collective. Raises `RealError` if transformers cannot load it.
 
     It stays in eval mode also in training: a dropped-out forward pass would not be the policy that generated."""
+    model, _ = _load(AutoModelForCausalLM, folder, attn_implementation)
+    model.eval().requires_grad_(trainable)
+    return _sharded(model, mesh, dtype)
+
+
+def load_value_model(
+    folder: str | Path, mesh: DeviceMesh, dtype: torch.dtype, attn_implementation: str
+) -> PreTrainedModel:
+    """The model in `folder` with one number per position instead of next-token logits; trainable, sharded likewise. A
+    head that the folder lacks says 0 everywhere: drawn numbers would be noise, and other ones on every rank."""
+    model, missing = _load(AutoModelForTokenClassification, folder, attn_implementation, num_labels=1)
+    if "score.weight" in missing:
+        torch.nn.init.zeros_(model.score.weight)
+        torch.nn.init.zeros_(model.score.bias)
+    # FSDP2 warns of outputs that are views of others, which a linear layer's on a batch of rows are.
+    model.score.register_forward_hook(lambda _module, _inputs, values: values.clone())
+    model.eval().requires_grad_(True)
+    return _sharded(model, mesh, dtype)
+
+
+def _load(kind: Any, folder: str | Path, attn_implementation: str, **settings: Any) -> tuple[PreTrainedModel, set[str]]:
+    """The model, and the names of parameters that the folder does not have."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=attn_implementation, local_files_only=True
+        model, info = kind.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=attn_implementation,
+            local_files_only=True,
+            output_loading_info=True,
+            **settings,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise RealError(f"trainer: transformers cannot load {folder}: {error}") from error
-    model.eval().requires_grad_(trainable)
+    return model, set(info["missing_keys"])
+
+
+def _sharded(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype) -> PreTrainedModel:
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     layers = set(model._no_split_modules or ())
     for module in list(model.modules()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,6 +12,57 @@ from real.learning.options import LossOptions
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
+
+
+Advantage = Literal["group", "critic", "distillation", "group_with_distillation"]
+"""The scenario's words (`algorithm.advantage`)."""
+
+
+@dataclass(frozen=True)
+class SignalOptions:
+    """What the advantage of a token is made of: read by the facade, which sees whole groups. Names are Miles'."""
+
+    advantage: Advantage = "group"
+    """`critic` needs values with the records, `distillation` (no reward) and `group_with_distillation` a teacher's
+    log-probs."""
+    gamma: float = 1.0
+    lambd: float = 1.0
+    """Of generalised advantage estimation; 1 and 1 is return minus value."""
+    opd_kl_coef: float = 1.0
+    """Weight of the teacher's signal."""
+
+    def __post_init__(self) -> None:
+        if self.advantage not in get_args(Advantage):
+            raise RealError(f"trainer: advantage is {self.advantage!r}; it can be {', '.join(get_args(Advantage))}")
+        for name in ("gamma", "lambd"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RealError(f"trainer: {name} is {getattr(self, name)}; it must be from 0 to 1")
+        if self.opd_kl_coef <= 0:
+            raise RealError(f"trainer: opd_kl_coef is {self.opd_kl_coef}; it must be above 0 (1 is the usual value)")
+
+
+@dataclass(frozen=True)
+class CriticOptions:
+    """A model of its own with a value head, trained beside the actor."""
+
+    model_path: str | None = None
+    """Where its weights start; None: where the actor's do. A folder without a value head gets one that says 0."""
+    lr: float = 1e-5
+    value_clip: float | None = 0.2
+    """A value further than this from what it was before the update pushes no further; None: no bound."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise RealError(f"trainer: critic lr is {self.lr}; it must be above 0")
+        if self.value_clip is not None and self.value_clip <= 0:
+            raise RealError(f"trainer: value_clip is {self.value_clip}; it must be above 0, or null for no bound")
+        if self.model_path is not None:
+            require_model(self.model_path, "critic model_path")
+
+
+def require_model(folder: str, what: str) -> None:
+    if not (Path(folder) / "config.json").is_file():
+        raise RealError(f"trainer: {what} {folder} is no model folder (it has no config.json)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +89,12 @@ class TrainerOptions:
     temperature: float = 1.0
     """Of sampling: log-probs are those of softmax(logits / temperature)."""
     loss: LossOptions = field(default_factory=LossOptions)
+    critic: CriticOptions | None = None
+    """None: there is none. It shares the actor's optimizer settings but for its learning rate."""
+    teachers: Mapping[str, str] = field(default_factory=dict)
+    """Model folder of each teacher by name; one is loaded when it is first asked, and never trained."""
+    use_rollout_routing_replay: bool = False
+    """Run the experts that generation recorded (R3), in training and in recomputing old log-probs."""
     seed: int = 0
     timeout_s: float = 600.0
     """Of one collective: a rank whose peers have died raises after it at the latest."""
@@ -51,5 +109,6 @@ class TrainerOptions:
         for name in ("lr", "temperature", "max_grad_norm", "max_tokens_per_gpu", "timeout_s"):
             if getattr(self, name) <= 0:
                 raise RealError(f"trainer: {name} is {getattr(self, name)}; it must be above 0")
-        if not (Path(self.model_path) / "config.json").is_file():
-            raise RealError(f"trainer: model_path {self.model_path} is no model folder (it has no config.json)")
+        require_model(self.model_path, "model_path")
+        for name, folder in self.teachers.items():
+            require_model(folder, f"teacher {name}'s model folder")

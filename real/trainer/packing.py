@@ -65,3 +65,16 @@ def _row(records: Sequence[Record], indices: list[int]) -> Row:
         [s + np.arange(r.prompt_tokens, n) for s, r, n in zip(starts, members, lengths, strict=True)]
     ).astype(np.int64)
     return Row(tuple(indices), ids, positions, chosen - 1, ids[chosen])
+
+
+def row_experts(row: Row, records: Sequence[Record], layers: int, top_k: int) -> NDArray[np.int64]:
+    """[T, layers, top_k]: the experts that ran each position of the row in generation; -1 where no record says. A
+    sequence's last token is always such a position: it was never an input."""
+    found = np.full((len(row.token_ids), layers, top_k), -1, dtype=np.int64)
+    start = 0
+    for i in row.records:
+        record = records[i]
+        if record.routed_experts is not None:
+            found[start : start + len(record.routed_experts)] = record.routed_experts[:, :layers]
+        start += len(record.token_ids)
+    return found

@@ -1,29 +1,28 @@
 """The trainer as its driver sees it: one asynchronous object over ranks that live elsewhere.
 
-Responsible for which records go into which update and to which rank, for advantages (a group is whole only here), and
-for saying plainly that a rank failed. It refuses to know where ranks live (Ray actors, processes, this one) and it
-decides nothing about batches: the core does."""
+Responsible for which records go into which update and to which rank, for attaching what the losses read (module
+`signals`: a group is whole only here), and for saying plainly that a rank failed. It refuses to know where ranks live
+(Ray actors, processes, this one) and it decides nothing about batches: the core does."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from real.errors import RealError, UpdateFailed
-from real.learning.advantages import group_advantages
-from real.learning.options import AdvantageStd, LossOptions
+from real.learning.options import LossOptions
 from real.records import Record, RecordError
 from real.trainer.assignment import ranks_of, updates_of
-from real.trainer.stats import Moved, StepStats
+from real.trainer.options import SignalOptions
+from real.trainer.signals import TeacherValues, teacher_values, with_advantages, with_returns
+from real.trainer.stats import CriticStats, Moved, StepStats
 
-__all__ = ["RankHandle", "StepStats", "Trainer", "TrainerError", "with_advantages"]
+__all__ = ["CriticStats", "RankHandle", "StepStats", "TeacherValues", "Trainer", "TrainerError"]
 
 
 class TrainerError(RealError):
@@ -39,9 +38,10 @@ class RankHandle(Protocol):
 class Trainer:
     """`ranks` in order of rank; `loss` as the ranks have it. One collective call runs at a time, others wait."""
 
-    def __init__(self, ranks: Sequence[RankHandle], loss: LossOptions) -> None:
+    def __init__(self, ranks: Sequence[RankHandle], loss: LossOptions, signals: SignalOptions | None = None) -> None:
         self._ranks = tuple(ranks)
         self._loss = loss
+        self._signals = signals or SignalOptions()
         self._one = asyncio.Lock()
 
     @property
@@ -54,10 +54,27 @@ class Trainer:
         await self.call_all("connect", host, port)
 
     async def log_probs(self, records: Sequence[Record], model: str = "actor") -> list[NDArray[np.float32]]:
-        """[R] for each record, in their order, by `actor` or `reference`. The records stay as they are: generation
-        log-probs are another field."""
+        """[R] for each record, in their order, by `actor`, `reference` or `teacher:NAME`. The records stay as they are:
+        generation log-probs are another field."""
+        return await self._per_record("log_probs", records, model)
+
+    async def values(self, records: Sequence[Record]) -> list[NDArray[np.float32]]:
+        """[R] for each record, by the critic: what it expects before each response token."""
+        return await self._per_record("values", records)
+
+    async def teacher_log_probs(self, records: Sequence[Record], teachers: Sequence[str]) -> list[TeacherValues]:
+        """For each record, in their order, what the teacher named for it says, and the contexts in which it read: to go
+        into `Record.extra` as they are. Records of one teacher are scored together."""
+        found: dict[int, TeacherValues] = {}
+        for name in sorted(set(teachers)):
+            of = [i for i, t in enumerate(teachers) if t == name]
+            scores = await self.log_probs([records[i] for i in of], f"teacher:{name}")
+            found |= {i: teacher_values(records[i], v) for i, v in zip(of, scores, strict=True)}
+        return [found[i] for i, _ in enumerate(zip(records, teachers, strict=True))]
+
+    async def _per_record(self, method: str, records: Sequence[Record], *args: Any) -> list[NDArray[np.float32]]:
         shares = ranks_of([len(r.token_ids) for r in records], self.world)
-        answers = await self._each("log_probs", [([records[i] for i in share], model) for share in shares])
+        answers = await self._each(method, [([records[i] for i in share], *args) for share in shares])
         found: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(records)
         for share, values in zip(shares, answers, strict=True):
             for i, value in zip(share, values, strict=True):
@@ -65,13 +82,22 @@ class Trainer:
         return found
 
     async def train_update(self, records: Sequence[Record], batch: int, update: int, updates: int) -> StepStats:
-        """Optimizer update number `update` (from 0) of the `updates` that this whole batch makes."""
-        chosen = updates_of(records, updates)[update]
-        ready = with_advantages([records[i] for i in chosen], self._loss.advantage_std)
-        shares = ranks_of([len(r.token_ids) for r in ready], self.world)
-        answers = await self._each("train_update", [([ready[i] for i in s], batch, update) for s in shares])
-        stats: StepStats = answers[0]
+        """Optimizer update number `update` (from 0) of the `updates` that this whole batch makes. The records bring the
+        values or teacher log-probs that the advantage needs; those of before the batch's first update."""
+        chosen = [records[i] for i in updates_of(records, updates)[update]]
+        ready = with_advantages(chosen, self._loss.advantage_std, self._signals)
+        stats: StepStats = await self._update("train_update", ready, batch, update)
         return stats
+
+    async def train_critic(self, records: Sequence[Record], batch: int, update: int, updates: int) -> CriticStats:
+        """The critic's update number `update` of the `updates` that it makes of this batch, on `extra["values"]`."""
+        chosen = [records[i] for i in updates_of(records, updates)[update]]
+        stats: CriticStats = await self._update("train_critic", with_returns(chosen, self._signals), batch, update)
+        return stats
+
+    async def _update(self, method: str, ready: Sequence[Record], batch: int, update: int) -> Any:
+        shares = ranks_of([len(r.token_ids) for r in ready], self.world)
+        return (await self._each(method, [([ready[i] for i in s], batch, update) for s in shares]))[0]
 
     async def offload(self) -> Moved:
         return _together(await self.call_all("offload"))
@@ -124,24 +150,3 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 def _together(moved: Sequence[Moved]) -> Moved:
     return Moved(sum(m.bytes for m in moved), max(m.seconds for m in moved))
-
-
-def with_advantages(records: Sequence[Record], std: AdvantageStd) -> list[Record]:
-    """Copies of `records` with `extra["advantages"]` [R]: the value of the response relative to its group (not its
-    task: two groups of one task are two comparisons) on each loss-carrying token, 0 elsewhere. Token arrays are shared.
-
-    Raises `RecordError` for an aborted or failed response: it has no reward, and must not enter a group's mean."""
-    groups: dict[int, list[int]] = {}
-    for i, record in enumerate(records):
-        if record.finish_reason in ("aborted", "failed"):
-            raise RecordError(
-                f"trajectory {record.trajectory} {record.finish_reason}: it cannot be compared or trained"
-            )
-        groups.setdefault(record.group, []).append(i)
-    ready = list(records)
-    for members in groups.values():
-        rewards = torch.tensor([records[i].reward for i in members], dtype=torch.float64)
-        for i, value in zip(members, group_advantages(rewards, std).tolist(), strict=True):
-            advantages = records[i].loss_mask.astype(np.float32) * np.float32(value)
-            ready[i] = replace(records[i], extra={**records[i].extra, "advantages": advantages})
-    return ready

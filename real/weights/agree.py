@@ -24,22 +24,17 @@ from real.weights.steps import stage
 if TYPE_CHECKING:
     from real.trainer.trainer import Trainer
 
-LATER = ("mxfp8", "nvfp4")
-
 
 async def requantize_and_agree(
     engine: EngineHandle, version: int, quantization: str, expected: Checksums, timeout_s: float = 600.0
 ) -> Digest:
-    """Compare an engine's parameters with `expected` (by TP rank), then requantise them (`none`, `fp8`, `int8`).
+    """Compare an engine's parameters with `expected` (by TP rank), then requantise them (`none` or a name in `RULES`).
 
     Raises:
         UpdateFailed: `requantize` for a rule that does not exist or fails, `agree` for parameters that differ.
         EngineGone: the engine died.
     """
     who = f"engine {engine.index}"
-    if quantization in LATER:
-        rules = ", ".join(RULES)
-        raise UpdateFailed("requantize", f"{quantization} comes with a later release; this one has {rules} and none")
     if quantization != "none" and quantization not in RULES:
         raise UpdateFailed("requantize", f"there is no rule {quantization!r}; there are {', '.join(RULES)} and none")
     async with stage("agree", who, timeout_s):

@@ -3,7 +3,8 @@
 SGLang's distributed update (gloo on a CPU, NCCL on GPUs). The group is made for a set of participants, used again for
 the same set, ended when the set changes or a broadcast fails. A broadcast that nobody receives would hang the trainer
 and one that is not sent would hang the engines: sending and receiving start together, the first error ends the group,
-and with it whatever still waits."""
+and with it whatever still waits. The store where the members meet is the driver's: closing it frees those who wait
+there for one that has died."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from real.weights.handle import EngineHandle
 from real.weights.paths import Copied
 from real.weights.snapshot import SnapshotPath
 from real.weights.steps import CLOSE_S, host_and_port, session, stage
+from real.weights.wire import address_towards
 
 if TYPE_CHECKING:
     from real.trainer.trainer import Trainer
@@ -30,6 +33,7 @@ class Broadcast(SnapshotPath):
         self._backend = backend
         self._members: list[EngineHandle] = []
         self._name = ""
+        self._meeting: _Meeting | None = None
 
     async def copy(self, version: int, engines: Sequence[EngineHandle], copied: Copied) -> None:
         who = "engines " + ", ".join(str(e.index) for e in engines)
@@ -71,7 +75,8 @@ class Broadcast(SnapshotPath):
         await self._end_group(broken=False)
         self._name = f"weights-{uuid.uuid4().hex}"  # torch refuses a name that it has seen before
         self._members = engines
-        host, port = await self._ask("meeting_point", *host_and_port(engines))
+        meeting = self._meeting = _Meeting(address_towards(*host_and_port(engines)), self._timeout_s)
+        host, port = meeting.address
         offsets = [1 + sum(e.tp_size for e in engines[:i]) for i in range(len(engines))]
         world = 1 + sum(e.tp_size for e in engines)
         await _together(
@@ -93,12 +98,24 @@ class Broadcast(SnapshotPath):
         """On all sides at once: each that leaves closes connections, and that frees those who wait for it. gloo knows
         no other way to give up a broadcast before the group's timeout."""
         members, self._members = self._members, []
+        self._meeting = None  # closes it
         if not members:
             return
         leaving = (self._ask("leave", broken), *(e.client.destroy_weights_group(self._name) for e in members))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*leaving, return_exceptions=True)
+
+
+class _Meeting:
+    """A key-value store in this process; open as long as this object lives."""
+
+    def __init__(self, host: str, timeout_s: float) -> None:
+        from torch.distributed import TCPStore
+
+        timeout = timedelta(seconds=timeout_s)
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self.address = (host, self._store.port)
 
 
 async def _together(*steps: object) -> None:

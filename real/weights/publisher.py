@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -173,22 +172,18 @@ class Publisher:
 
     # --- one group with all engines -----------------------------------------------------------------------------------
 
-    def meeting_point(self, engine_host: str, engine_port: int) -> Address:
-        """This machine's address as the engine sees it, and a port that is free now."""
-        host = address_towards(engine_host, engine_port)
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, probe.getsockname()[1]
-
     def join(self, name: str, address: Address, world: int, timeout_s: float) -> None:
-        """Wait for all engine ranks in a new group, as its rank 0. Raises on a timeout. The group before is left."""
+        """Wait for all engine ranks in a new group, as its rank 0. `address`: of the store where all meet. Raises on a
+        timeout, and at once when that store closes. The group before is left."""
         from sglang.srt.utils import init_custom_process_group
 
         self.leave(broken=False)
+        timeout = timedelta(seconds=timeout_s)
+        store = dist.TCPStore(*address, world_size=world, is_master=False, timeout=timeout)
         self._group = init_custom_process_group(
             backend="nccl" if self._rank.options.device == "cuda" else "gloo",
-            init_method=f"tcp://{address[0]}:{address[1]}",
-            timeout=timedelta(seconds=timeout_s),
+            store=dist.PrefixStore(name, store),
+            timeout=timeout,
             world_size=world,
             rank=0,
             group_name=name,

@@ -36,7 +36,7 @@ def real(
     folder.
     """
     from testbed.commands import folders
-    from testbed.commands.chosen import one, with_seed
+    from testbed.commands.chosen import facts_of, one, with_seed
 
     overrides = [*(set_ or ()), *([f"real.ray_address={address}"] if address else [])]
     chosen = one(scenario, overrides, variant, simulated=False)
@@ -73,7 +73,7 @@ def real(
             command=command_of(ctx),
             versions=versions,
             seconds=done.wall_s,
-            facts=real_facts(config),
+            facts=facts_of(config, real=True),
         )
         say(f"report   {paths['index']}")
     say(f"run      {folder}")
@@ -88,17 +88,6 @@ def _ends(rewards: Sequence[float]) -> str:
     n = max(len(rewards) // 5, 1)
     first, last = sum(rewards[:n]) / n, sum(rewards[-n:]) / n
     return f"{first:.3f} in the first {n} batches, {last:.3f} in the last {n}"
-
-
-def real_facts(scenario: Any) -> dict[str, str]:
-    """Sentences for the part of the report that says what the figures rest on."""
-    device = "CPU" if scenario.cluster.gpu == "CPU" else scenario.cluster.gpu
-    return {
-        "engine_step": f"SGLang engines on {device}, wall clock",
-        "trainer": f"FSDP2 trainer on {device}, wall clock",
-        "links": "weights really copied, wall clock",
-        "price": f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour",
-    }
 
 
 def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], dict[str, str]]:

@@ -102,7 +102,7 @@ def report(
             place,
             question=scenario.question if scenario else "",
             command=command_of(ctx),
-            facts=facts_of(scenario) if scenario else None,
+            facts=facts_of(scenario, real=summary.backend == "real") if scenario else None,
         )
         say(f"report   {paths['index']}")
         return

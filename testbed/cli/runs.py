@@ -142,7 +142,7 @@ def compare(
         for v, place in zip(variants, places, strict=True)
         for s in wanted
     ]
-    about = about_comparison(study, variants, wanted, command_of(ctx))
+    about = about_comparison(study, variants, wanted, command_of(ctx), real=real)
     folders.drop_report(folder)
     folders.drop_other_runs(folder, {Path(job[2]) for job in work})
     folders.write_json(folder / folders.STUDY, about)

@@ -113,7 +113,9 @@ def seeds_of(text: str | None, default: Sequence[int]) -> list[int]:
     return unique
 
 
-def about_comparison(study: Study, variants: Sequence[Variant], seeds: Sequence[int], command: str) -> dict[str, Any]:
+def about_comparison(
+    study: Study, variants: Sequence[Variant], seeds: Sequence[int], command: str, *, real: bool = False
+) -> dict[str, Any]:
     """What `study.json` says: enough to make the report again from the runs."""
     names = [v.name for v in variants]
     if study.baseline not in names:
@@ -126,13 +128,21 @@ def about_comparison(study: Study, variants: Sequence[Variant], seeds: Sequence[
         "baseline": study.baseline if study.baseline in names else names[0],
         "allow_unequal": list(study.allow_unequal),
         "alternatives": study.alternatives,
-        "facts": facts_of(variants[0].scenario),
+        "facts": facts_of(variants[0].scenario, real=real),
         "variants": [{"name": v.name, "note": v.note, "changes": dict(v.changes)} for v in variants],
     }
 
 
-def facts_of(scenario: Scenario) -> dict[str, str]:
+def facts_of(scenario: Scenario, *, real: bool = False) -> dict[str, str]:
     """Sentences for the part of the report that says what the figures rest on."""
+    price = f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour"
+    if real:
+        return {
+            "engine_step": f"SGLang engines on {scenario.cluster.gpu}, wall clock",
+            "trainer": f"FSDP2 trainer on {scenario.cluster.gpu}, wall clock",
+            "links": "weights really copied, wall clock",
+            "price": price,
+        }
     costs = scenario.simulation.engine_costs
     tables = {
         "measured": f"aiconfigurator step latencies of SGLang kernels on {scenario.cluster.gpu}",
@@ -146,7 +156,7 @@ def facts_of(scenario: Scenario) -> dict[str, str]:
         "trainer": f"6 N FLOPs a token at {100 * trainer.mfu:.0f} % MFU"
         if trainer.type == "analytic"
         else "a given rate",
-        "price": f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour",
+        "price": price,
     }
     source = getattr(getattr(scenario.workload, "reply", None), "source", "")
     if source:

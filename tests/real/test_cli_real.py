@@ -20,7 +20,7 @@ from tests.support.scenarios import scenario
 ROOT = Path(__file__).parents[2]
 
 
-def testbed(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def command_line(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     command = [sys.executable, "-m", "testbed.cli", *args]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
@@ -34,9 +34,9 @@ def first_task(run: Path) -> int:
 def small_tree() -> dict[str, Any]:
     """A scenario of one engine and one rank, two batches, as it is written."""
     config = for_real(scenario(run__num_rollout=2))
-    tree = config.model_dump(mode="json", exclude_defaults=True)
+    tree = config.model_dump(mode="json")
     tree["placement"] = {"mode": "disaggregated", "rollout_num_gpus": 1, "actor_num_gpus": 1}
-    tree["run"] = {"num_rollout": 2, "warmup_steps": 0, "seed": 3}
+    tree["run"]["seed"] = 3
     return tree
 
 
@@ -49,7 +49,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Path, tmp_path: Path) -> None:
     saving = ("--set", "real.save_interval=1")
-    done = testbed("real", "small.yaml", "--out", "out", "--json", "figures.json", *saving, cwd=tmp_path)
+    done = command_line("real", "small.yaml", "--out", "out", "--json", "figures.json", *saving, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert names >= {
@@ -65,21 +65,23 @@ def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Pat
     assert figures["core_share"] < 0.05
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert "measured" in page
-    again = testbed("replay", "out", cwd=tmp_path)
+    again = command_line("replay", "out", cwd=tmp_path)
     assert again.returncode == 0 and "all equal" in again.stdout
     assert {p.name for p in (tmp_path / "out" / "checkpoints").iterdir()} == {"step-1", "step-2"}
     position = json.loads((tmp_path / "out" / "checkpoints" / "step-2" / "trainer.json").read_text())["position"]
-    went_on = testbed("real", "small.yaml", "--out", "on", "--set", "real.load=out/checkpoints/step-2", cwd=tmp_path)
+    went_on = command_line(
+        "real", "small.yaml", "--out", "on", "--set", "real.load=out/checkpoints/step-2", cwd=tmp_path
+    )
     assert went_on.returncode == 0, went_on.stderr
     assert position["batches"] == 2 and first_task(tmp_path / "on") == position["tasks"] >= 4
     assert first_task(tmp_path / "out") == 0
-    simulated = testbed("run", "small.yaml", "--out", "sim", cwd=tmp_path)
+    simulated = command_line("run", "small.yaml", "--out", "sim", cwd=tmp_path)
     assert simulated.returncode == 0, simulated.stderr
 
 
 def refused(file: Path, *overrides: str) -> str:
     sets = [x for o in overrides for x in ("--set", o)]
-    done = testbed("real", file.name, *sets, "--out", "refused", cwd=file.parent)
+    done = command_line("real", file.name, *sets, "--out", "refused", cwd=file.parent)
     assert done.returncode == 2, f"{done.returncode}: {done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr
     assert not (file.parent / "refused").exists(), "nothing half-written"
@@ -115,6 +117,7 @@ def test_a_tokenizer_that_the_vocabulary_cannot_hold_is_refused(small: Path, tmp
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": 64,
+        "eos_token_id": 2,
         "hidden_size": 64,
         "num_hidden_layers": 1,
         "num_attention_heads": 4,

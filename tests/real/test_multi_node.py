@@ -14,7 +14,7 @@ import yaml
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.journal import read_journal
-from tests.real.test_cli_real import ROOT, small_tree, testbed
+from tests.real.test_cli_real import ROOT, command_line, small_tree
 
 NODES = """
 import sys
@@ -44,14 +44,14 @@ def address() -> Iterator[str]:
 def spread(tmp_path: Path) -> Path:
     """One GPU a node: the engine's is on the first, the trainer's on the second."""
     tree = small_tree()
-    tree["cluster"] = {"gpu": "CPU", "nodes": 2, "gpus_per_node": 1}
+    tree["cluster"] |= {"nodes": 2, "gpus_per_node": 1}
     file = tmp_path / "spread.yaml"
     file.write_text(yaml.safe_dump(tree))
     return file
 
 
 def test_a_run_on_two_nodes_of_a_cluster_that_was_there_before(spread: Path, address: str) -> None:
-    done = testbed("real", spread.name, "--address", address, "--out", "out", cwd=spread.parent)
+    done = command_line("real", spread.name, "--address", address, "--out", "out", cwd=spread.parent)
     assert done.returncode == 0, done.stderr
     _, records = read_journal(spread.parent / "out" / "journal.jsonl.zst")
     seen = [x for r in records for x in (r.event, *r.actions)]
@@ -63,6 +63,6 @@ def test_a_run_on_two_nodes_of_a_cluster_that_was_there_before(spread: Path, add
 def test_more_than_the_cluster_has_is_refused(spread: Path, address: str) -> None:
     wanted = "placement={mode: disaggregated, rollout_num_gpus: 2, actor_num_gpus: 1}"
     sets = ("--set", wanted, "--set", "cluster.gpus_per_node=2")
-    done = testbed("real", spread.name, "--address", address, "--out", "out", *sets, cwd=spread.parent)
+    done = command_line("real", spread.name, "--address", address, "--out", "out", *sets, cwd=spread.parent)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "needs slots up to 2, but node 0 has 1" in done.stderr

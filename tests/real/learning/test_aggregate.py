@@ -7,8 +7,6 @@ import pytest
 from real.learning.aggregate import Totals, token_weight
 from real.learning.options import Aggregation
 
-pytestmark = pytest.mark.backend("CORE")
-
 LENGTHS = (10, 1000)
 TOTALS = Totals(tokens=1010, sequences=2)
 
@@ -46,3 +44,24 @@ def test_values(aggregation: Aggregation, loss: float) -> None:
 def test_nothing_to_learn_from_is_no_division_by_zero() -> None:
     assert token_weight(0, Totals(0, 0), "token-mean") == 0
     assert token_weight(0, Totals(0, 0), "seq-mean-token-mean") == 0
+
+
+def test_rollout_mean_counts_all_sequences_of_a_rollout() -> None:
+    """Two rollouts; the first was cut into sequences of 3 and 1 tokens (losses 2 and 6), the second has 2 (loss 5)."""
+    totals = Totals(tokens=6, sequences=3, rollouts=2)
+    found = sum(
+        n * value * token_weight(n, totals, "rollout-mean", rollout_tokens=m)
+        for n, value, m in ((3, 2.0, 4), (1, 6.0, 4), (2, 5.0, 2))
+    )
+    assert found == pytest.approx(((3 * 2 + 1 * 6) / 4 + (2 * 5) / 2) / 2)
+    with pytest.raises(ValueError, match="rollout_tokens"):
+        token_weight(3, totals, "rollout-mean")
+
+
+def test_components_are_means_over_their_own_tokens() -> None:
+    """prime-rl: a policy term (-1) on 4 tokens of one sequence, a teacher term (3) on 2 tokens of another."""
+    policy = 4 * -1.0 * token_weight(4, Totals(4, 1), "token-mean")
+    teacher = 2 * 3.0 * token_weight(2, Totals(2, 1), "token-mean")
+    assert policy + teacher == pytest.approx(2.0)
+    together = (4 * -1.0 + 2 * 3.0) * token_weight(4, Totals(6, 2), "token-mean")
+    assert together == pytest.approx(1 / 3)

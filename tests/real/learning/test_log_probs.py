@@ -7,8 +7,6 @@ import torch
 
 from real.learning.log_probs import chosen_log_probs, token_log_probs
 
-pytestmark = pytest.mark.backend("CORE")
-
 U, B, D, P = range(4)
 # Next-token distributions after P, P+u, P+u+b; the row after d scores nothing.
 CONDITIONALS = torch.tensor(

@@ -16,7 +16,7 @@ from real.learning.options import LossOptions
 from real.records import Record
 from real.trainer.options import TrainerOptions
 from real.trainer.rank import TrainerRank
-from real.trainer.trainer import with_advantages
+from real.trainer.signals import with_advantages
 from tests.real.trainer import plain
 from tests.real.trainer.conftest import make_record, random_records
 
@@ -260,12 +260,12 @@ def test_experts_train(moe_model: Path) -> None:
 def test_lm_13_no_coefficient_no_reference(dense_model: Path) -> None:
     rank = connected(dense_model)
     rank.train_update(ready(random_records(2)), 0, 0)
-    assert not rank.has_reference
+    assert rank.roles == ("actor",)
 
 
 def test_lm_14_the_reference_stays_while_the_actor_moves(dense_model: Path) -> None:
     rank = connected(dense_model, lr=1e-2, loss=LossOptions(kl_coef=0.5))
-    assert rank.has_reference
+    assert rank.roles == ("actor", "reference")
     records = ready(random_records(4))
     with pytest.raises(RealError, match=r"no reference log-probs, which kl_coef 0\.5 needs"):
         rank.train_update(records, 0, 0)
@@ -288,7 +288,7 @@ def test_lm_14_the_reference_stays_while_the_actor_moves(dense_model: Path) -> N
 
 
 def test_an_unknown_model_is_refused(scorer: TrainerRank) -> None:
-    with pytest.raises(RealError, match="there are actor and reference"):
+    with pytest.raises(RealError, match="no model 'critic' has log-probs; there are actor, reference"):
         scorer.log_probs([], "critic")
 
 

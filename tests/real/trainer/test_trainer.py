@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
 from real.errors import RealError, UpdateFailed
+from real.learning.distillation import require_same_context
 from real.learning.options import LossOptions
 from real.records import Record, RecordError
+from real.trainer.options import SignalOptions
+from real.trainer.signals import teacher_values, with_advantages, with_returns
 from real.trainer.stats import Moved
-from real.trainer.trainer import Trainer, TrainerError, with_advantages
+from real.trainer.trainer import Trainer, TrainerError
 from tests.real.trainer.conftest import make_record, random_records
 
 pytestmark = pytest.mark.backend("CORE")
@@ -27,7 +35,7 @@ class NotingRank:
         self.calls.append((method, args))
         if self.failure is not None:
             raise self.failure
-        if method == "log_probs":
+        if method in ("log_probs", "values"):
             return [np.full(r.response_tokens, r.trajectory, np.float32) for r in args[0]]
         return Moved(10, 0.5) if method in ("offload", "onload") else None
 
@@ -81,6 +89,97 @@ def test_log_probs_come_back_in_the_callers_order() -> None:
     trainer = Trainer([NotingRank(), NotingRank(), NotingRank()], LossOptions())
     found = asyncio.run(trainer.log_probs(records))
     assert [(len(v), v[0]) for v in found] == [(r.response_tokens, r.trajectory) for r in records]
+
+
+def test_op_12_each_record_is_scored_by_its_teacher_once() -> None:
+    records, names = random_records(6), ["a", "b", "a", "a", "b", "a"]
+    ranks = [NotingRank(), NotingRank()]
+    found = asyncio.run(Trainer(ranks, LossOptions()).teacher_log_probs(records, names))
+    asked = [(model, r.trajectory) for rank in ranks for _, (share, model) in rank.calls for r in share]
+    assert sorted(asked) == sorted((f"teacher:{n}", i) for i, n in enumerate(names))
+    for record, values in zip(records, found, strict=True):
+        assert values["teacher_log_probs"].tolist() == [record.trajectory] * record.response_tokens
+        require_same_context(replace(record, extra=dict(values)))
+
+
+def test_op_04_both_updates_of_a_batch_read_the_same_signal() -> None:
+    """The student's side is the records', of before the batch; no rank is asked for new log-probs between updates."""
+    records = random_records(4)
+    trainer = Trainer([rank := NotingRank()], LossOptions(), SignalOptions("distillation"))
+    taught = asyncio.run(trainer.teacher_log_probs(records, ["a"] * 4))
+    rank.calls.clear()
+    ready = [replace(r, extra=dict(t)) for r, t in zip(records, taught, strict=True)]
+    for update in range(2):
+        asyncio.run(trainer.train_update(ready, 0, update, 2))
+    assert [method for method, _ in rank.calls] == ["train_update"] * 2
+    for record in trained([rank]):
+        expected = np.where(record.loss_mask, record.trajectory - record.generation_log_probs, 0)
+        assert record.extra["advantages"] == pytest.approx(expected)
+
+
+def test_a_critics_update_gets_returns_and_the_callers_records_stay() -> None:
+    records = [make_record(i, [1, 2, 3], 1, [True, True], reward=float(i)) for i in range(4)]
+    ranks = [NotingRank(), NotingRank()]
+    trainer = Trainer(ranks, LossOptions(), SignalOptions("critic", gamma=0.5))
+    for record, values in zip(records, asyncio.run(trainer.values(records)), strict=True):
+        record.extra["values"] = values
+    asyncio.run(trainer.train_critic(records, 2, 0, 1))
+    calls = [(args[1:], r) for rank in ranks for m, args in rank.calls if m == "train_critic" for r in args[0]]
+    assert len(calls) == 4
+    for where, record in calls:
+        assert where == (2, 0)
+        assert record.extra["returns"].tolist() == [record.reward / 2, record.reward]
+    assert all("returns" not in r.extra for r in records)
+
+
+PRODUCERS: dict[str, Callable[[Record], None]] = {
+    "verifier": lambda r: setattr(r, "reward", 1.0),
+    "trainer": lambda r: setattr(r, "old_log_probs", np.float32([-1, -2])),
+    "reference": lambda r: setattr(r, "reference_log_probs", np.float32([-3, -4])),
+    "teacher": lambda r: r.extra.update(teacher_values(r, np.float32([-1, -1]))),
+    "critic": lambda r: r.extra.update(values=np.float32([0.5, 0.5])),
+}
+
+
+def test_er_10_a_record_is_the_same_in_whatever_order_its_parts_arrive() -> None:
+    found = []
+    for order in permutations(PRODUCERS):
+        record = make_record(1, [1, 2, 3], 1, [True, True], reward=0.0)
+        for producer in order:
+            PRODUCERS[producer](record)
+        ready = with_advantages([record.check()], "population", SignalOptions("distillation"))[0]
+        (ready,) = with_returns([ready], SignalOptions())
+        fields = {k: v for k, v in vars(ready).items() if k != "extra"} | ready.extra
+        found.append({k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()})
+    assert len(found) == 120
+    assert all(f == found[0] for f in found)
+    assert found[0]["advantages"] == [0, 1] and found[0]["returns"] == [1, 1]
+
+
+def test_er_10_every_per_token_field_declares_its_producer() -> None:
+    source = ast.parse(inspect.getsource(Record)).body[0]
+    assert isinstance(source, ast.ClassDef)
+    said = {
+        before.target.id: after.value.value.removeprefix("[T - 1, layers, top_k]; ").removeprefix("[R]; ")
+        for before, after in pairwise(source.body)
+        if isinstance(before, ast.AnnAssign)
+        and isinstance(before.target, ast.Name)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
+    producers = ("engine", "environment", "verifier", "execution manager", "trainer")
+    for name in (
+        "loss_mask",
+        "generation_log_probs",
+        "spans",
+        "reward",
+        "finish_reason",
+        "old_log_probs",
+        "reference_log_probs",
+        "routed_experts",
+        "turns",
+    ):
+        assert said[name].lower().startswith(producers), name
 
 
 def test_moved_bytes_add_up_and_the_slowest_counts() -> None:

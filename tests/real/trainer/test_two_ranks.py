@@ -16,13 +16,16 @@ import torch
 
 from real.learning.options import LossOptions
 from real.trainer.local import ProcessRank, local_ranks
-from real.trainer.options import TrainerOptions
+from real.trainer.options import CriticOptions, SignalOptions, TrainerOptions
 from real.trainer.rank import TrainerRank
 from real.trainer.trainer import RankHandle, Trainer, TrainerError
 from tests.real.trainer.conftest import random_records
+from tests.real.trainer.test_routing_replay import routed_at_random
 
 T = TypeVar("T")
 LOSS = LossOptions(kl_coef=0.1)
+SIGNALS = SignalOptions("group", lambd=0.9)
+"""The critic is trained beside a group baseline: what it learns does not depend on what the actor reads."""
 
 
 class WatchedRank(TrainerRank):
@@ -90,8 +93,18 @@ def worlds(request: pytest.FixtureRequest, places: tuple[Sequence[RankHandle], S
     """(one rank, two ranks) of the same model; tests run in order and leave both with the same updates behind them."""
     # Gradients are left unclipped, so that those of both worlds can be compared as they are.
     model = str(request.getfixturevalue(request.param))
-    options = TrainerOptions(model, lr=1e-3, max_grad_norm=1e9, max_tokens_per_gpu=48, loss=LOSS, timeout_s=120)
-    pair = Trainer(places[0], LOSS), Trainer(places[1], LOSS)
+    options = TrainerOptions(
+        model,
+        lr=1e-3,
+        max_grad_norm=1e9,
+        max_tokens_per_gpu=48,
+        loss=LOSS,
+        critic=CriticOptions(lr=1e-3),
+        teachers={"same": model},
+        use_rollout_routing_replay=request.param == "moe_model",
+        timeout_s=120,
+    )
+    pair = Trainer(places[0], LOSS, SIGNALS), Trainer(places[1], LOSS, SIGNALS)
     for trainer in pair:
         wait(trainer.call_all("build", options))
         wait(trainer.connect())
@@ -111,6 +124,16 @@ def test_log_probs_agree(worlds: Worlds) -> None:
     records = random_records(7)
     for a, b in zip(wait(one.log_probs(records)), wait(two.log_probs(records)), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
+
+
+@pytest.mark.parametrize("worlds", ["moe_model"], indirect=True)
+def test_er_15_recorded_experts_run_on_every_rank(worlds: Worlds) -> None:
+    one, two = worlds
+    records = routed_at_random(random_records(7))
+    free, found = wait(one.log_probs(random_records(7))), wait(two.log_probs(records))
+    for a, b in zip(wait(one.log_probs(records)), found, strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+    assert max(np.abs(a - b).max() for a, b in zip(free, found, strict=True)) > 0.01
 
 
 def test_gradients_and_statistics_agree(worlds: Worlds) -> None:
@@ -138,6 +161,35 @@ def test_a_rank_without_records_takes_part(worlds: Worlds) -> None:
     assert first.grad_norm > 1e-3
     assert first.grad_norm == pytest.approx(second.grad_norm, rel=1e-4)
     assert first.reference_kl == pytest.approx(second.reference_kl, rel=1e-4)
+
+
+def test_critics_and_teachers_agree(worlds: Worlds) -> None:
+    found = []
+    for trainer in worlds:
+        records, numbers = random_records(7), []
+        for update in range(2):
+            for record, values in zip(records, wait(trainer.values(records)), strict=True):
+                record.extra["values"] = values
+            stats = wait(trainer.train_critic(records, 0, update, 2))
+            numbers += [stats.loss, stats.grad_norm, stats.explained_variance, stats.clip_share, float(stats.tokens)]
+        taught = wait(trainer.teacher_log_probs(records, ["same"] * 7))
+        found.append((numbers, [r.extra["values"] for r in records], [t["teacher_log_probs"] for t in taught]))
+    (a, values_a, taught_a), (b, values_b, taught_b) = found
+    assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+    for one, two in zip([*values_a, *taught_a], [*values_b, *taught_b], strict=True):
+        assert one == pytest.approx(two, abs=1e-4)
+    assert max(np.abs(v).max() for v in values_a) > 1e-4, "the second values are of a critic that has learnt"
+
+
+@pytest.mark.parametrize("worlds", ["moe_model"], indirect=True)
+def test_er_16_an_update_with_recorded_experts_agrees(worlds: Worlds) -> None:
+    records = routed_at_random(scored(worlds[0]))
+    records[2].routed_experts = None
+    without = len(records[2].token_ids) - 1
+    a, b = (wait(c.train_update(records, 0, 0, 1)) for c in worlds)
+    assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-3)
+    assert a.fallback_positions == b.fallback_positions == without
+    assert a.replayed_positions == b.replayed_positions == sum(len(r.token_ids) - 1 for r in records) - without
 
 
 def test_snapshots_are_on_rank_0_or_everywhere(worlds: Worlds) -> None:
