@@ -63,10 +63,8 @@ def test_as_06_and_er_08_staleness_1_at_completion_and_2_at_dequeue_over_a_real_
     """Starts with v, goes on with v + 1 after a synchronisation in the middle of a turn, waits in the buffer while
     v + 2 is published: the deployed version minus the oldest one is 1 at completion and 2 at dequeue."""
     config = system(
-        workload__reply={"type": "uniform", "low": 100, "high": 1500},
-        workload__max_response_length=2000,
-        rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 8},
-        experience__buffer={"type": "insert_when_ready", "async_data_buffer_capacity_factor": 8.0},
+        workload__reply={"type": "uniform", "low": 400, "high": 800},  # about as long as a step
+        rollout__admission={"type": "bounded", "max_head_offpolicyness": 2},
         weights__transition={"pause_generation_mode": "in_place", "kv": "salt_by_version"},
         run__num_rollout=14,
     )
