@@ -23,7 +23,7 @@ from real.errors import EngineGone, EngineRefused
 from real.fleet import EngineSlot
 from real.models.prepare import PreparedModel, prepare_model
 from real.models.warmup import Warmup
-from real.settings import Place, device_of, places_of, server_options, trainer_options
+from real.settings import Place, device_of, places_of, server_options, signal_options, teachers_of, trainer_options
 from real.trainer.rank import TrainerRank
 from real.trainer.trainer import Trainer
 from real.weights.agree import Agreement
@@ -71,6 +71,8 @@ class Deployment:
         self.device = device
         self._cluster = cluster
         self._launch = launch
+        self.teachers = tuple(teachers_of(scenario, base_dir, model.path))
+        """Names, in the order in which tasks are assigned."""
         self.skipped = 0
         """Tasks that the run of the loaded checkpoint had taken."""
         self.paths: dict[str, WeightPath] = {}
@@ -104,6 +106,7 @@ class Deployment:
     async def reset(self, scenario: Scenario) -> None:
         """Back to version 0 for another run of a scenario that asks for the same deployment."""
         self.scenario = scenario
+        self.trainer = self.trainer.with_signals(signal_options(scenario))
         await self.environment.close()
         self.environment = _environment(scenario, self.base_dir, self.model)
         await self.environment.open()
@@ -267,7 +270,7 @@ async def deployed(
         stage(f"starting {count} engine{'s' * (count != 1)} and {len(places.ranks)} trainer rank(s)")
         (folder / "logs").mkdir(exist_ok=True)
         hosts = [launch(i) for i in range(count)]
-        trainer = _trainer(cluster, scenario, model, device, places.ranks)
+        trainer = _trainer(cluster, scenario, base_dir, model, device, places.ranks)
         urls, _ = await asyncio.gather(
             asyncio.gather(*(h.ready(scenario.real.start_timeout_s) for h in hosts)), trainer.connect()
         )
@@ -303,9 +306,9 @@ async def deployed(
 
 
 def _trainer(
-    cluster: Cluster, scenario: Scenario, model: PreparedModel, device: str, places: Sequence[Place]
+    cluster: Cluster, scenario: Scenario, base_dir: Path, model: PreparedModel, device: str, places: Sequence[Place]
 ) -> Trainer:
-    options = trainer_options(scenario, model.path, device)
+    options = trainer_options(scenario, base_dir.resolve(), model.path, device)
     ranks = cluster.ranks(
         len(places),
         factory=partial(_rank, world=len(places), options=options),
@@ -313,7 +316,7 @@ def _trainer(
         device=device,
         gpus=[p.gpus[0] for p in places],
     )
-    return Trainer(ranks, options.loss)
+    return Trainer(ranks, options.loss, signal_options(scenario))
 
 
 def _rank(rank: int, world: int, options: Any) -> TrainerRank:

@@ -114,6 +114,7 @@ class RealBackend:
             self.store,
             deployment.environment,
             deployment.trainer,
+            deployment.teachers,
             self.tell,
             self._spawn,
             self.now,

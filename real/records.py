@@ -7,6 +7,7 @@ come from several producers (engine, environment, verifier, trainer), each named
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ class Record:
     """[T - 1, layers, top_k]; engine: experts that computed each position (its last token was never an input)."""
     turns: tuple[tuple[int, int], ...] = ()
     """Execution manager: [start, end) of each turn's output, response-side."""
-    extra: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Further per-token signals [R], by name (teacher, critic)."""
 
     @property

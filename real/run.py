@@ -29,6 +29,8 @@ PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "
 TRAINING = "training.jsonl"
 """One line per optimizer update: reward, loss, gradient norm, engine difference, seconds."""
 
+WEIGHTS = "weights.jsonl"
+"""One line per publication: path, bytes sent against all bytes, share of changed words (deltas)."""
 CHECKPOINTS = "checkpoints"
 """`step-N` after batch N, every `real.save_interval` batches; `real.load` goes on from one."""
 DRIVER = "driver.json"
@@ -137,9 +139,9 @@ async def run_on(
         write_metrics(folder / "metrics.parquet", summary)
         lines = b"".join(msgspec.json.encode(t) + b"\n" for t in backend.trained)
         (folder / TRAINING).write_bytes(lines)
-        if backend.weights.switches:
-            switches = b"".join(msgspec.json.encode(s) + b"\n" for s in backend.weights.switches)
-            (folder / SWITCHES).write_bytes(switches)
+        for name, rows in ((SWITCHES, backend.weights.switches), (WEIGHTS, backend.weights.published)):
+            if rows:
+                (folder / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     wall = max(backend.wall_s, 1e-9)
     core_share, observers_share = backend.core_s / wall, backend.observers_s / wall
     if folder is not None:

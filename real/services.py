@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from real.environments.base import Environment, RealTask
+from real.learning.critic import VALUES
 from real.store import ExperienceStore
 from real.trainer.trainer import StepStats, Trainer
 from testbed.core import actions as do
@@ -42,6 +43,7 @@ class Services:
         store: ExperienceStore,
         environment: Environment,
         trainer: Trainer,
+        teachers: tuple[str, ...],
         tell: Callable[[said.Event], None],
         spawn: Spawn,
         now: Callable[[], float],
@@ -54,6 +56,8 @@ class Services:
         self.tell = tell
         self.spawn = spawn
         self.now = now
+        self._teachers = teachers
+        self._critic = scenario.algorithm.needs_critic
         self._before_step = before_step
         self._trained = trained
         self._members = scenario.algorithm.n_samples_per_prompt
@@ -142,7 +146,11 @@ class Services:
     # --- signals and training -----------------------------------------------------------------------------------------
 
     def compute_signals(self, a: do.ComputeSignals) -> None:
-        if a.pool >= 0:
+        if a.signal == "teacher":
+            self.spawn(self._teach(a))
+        elif a.signal == "critic":
+            self.spawn(self._values(a))
+        elif a.pool >= 0:
             self.spawn(self._log_probs(a))
         else:
             for trajectory in a.trajectories:
@@ -165,6 +173,23 @@ class Services:
             setattr(c, name, v)
         self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
 
+    async def _teach(self, a: do.ComputeSignals) -> None:
+        """Each record by the teacher of its task, on exactly the ids that the student saw."""
+        conversations = [self.store[t] for t in a.trajectories]
+        names = [self._teachers[c.task.index % len(self._teachers)] for c in conversations]
+        found = await self.trainer.teacher_log_probs([c.record() for c in conversations], names)
+        for c, values in zip(conversations, found, strict=True):
+            c.extra |= values
+        self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
+
+    async def _values(self, a: do.ComputeSignals) -> None:
+        conversations = [self.store[t] for t in a.trajectories]
+        for c, values in zip(
+            conversations, await self.trainer.values([c.record() for c in conversations]), strict=True
+        ):
+            c.extra[VALUES] = values
+        self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
+
     def train(self, a: do.Train) -> None:
         self.spawn(self._train(a))
 
@@ -173,6 +198,8 @@ class Services:
         for update in range(a.updates):
             started = self.now()
             stats = await self.trainer.train_update(records, a.batch, update, a.updates)
+            if self._critic:
+                await self.trainer.train_critic(records, a.batch, update, a.updates)
             self._trained(stats, a, self.now() - started)
             if update + 1 == a.updates:
                 await self._before_step(a.batch)

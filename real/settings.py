@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from real.engines.options import ServerOptions
 from real.errors import RealError
-from real.learning.options import LossOptions
-from real.trainer.options import TrainerOptions
+from real.learning.options import LIMITS, LossOptions
+from real.trainer.options import CriticOptions, SignalOptions, TrainerOptions
 from testbed.scenario import Scenario
 from testbed.scenario.layout import layout_of
 
@@ -112,7 +112,21 @@ def is_moe(model_path: Path) -> bool:
     return bool(config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts"))
 
 
-def trainer_options(scenario: Scenario, model_path: Path, device: str) -> TrainerOptions:
+def signal_options(scenario: Scenario) -> SignalOptions:
+    """What advantages are made of."""
+    loss = scenario.real.loss
+    return SignalOptions(scenario.algorithm.advantage, loss.gamma, loss.lambd, loss.opd_kl_coef)
+
+
+def teachers_of(scenario: Scenario, base_dir: Path, model_path: Path) -> dict[str, str]:
+    """Name -> model folder of each teacher, in the order in which tasks are assigned; empty if none is asked for."""
+    if not scenario.algorithm.needs_teacher and not scenario.real.teachers:
+        return {}
+    folders = [str(base_dir / folder) for folder in scenario.real.teachers] or [str(model_path)]
+    return {f"{i}": folder for i, folder in enumerate(folders)}
+
+
+def trainer_options(scenario: Scenario, base_dir: Path, model_path: Path, device: str) -> TrainerOptions:
     """What every trainer rank is started with."""
     real, o, loss = scenario.real, scenario.real.optimizer, scenario.real.loss
     return TrainerOptions(
@@ -126,9 +140,15 @@ def trainer_options(scenario: Scenario, model_path: Path, device: str) -> Traine
         max_grad_norm=o.clip_grad,
         max_tokens_per_gpu=scenario.training.max_tokens_per_gpu,
         temperature=real.temperature,
+        critic=CriticOptions(**real.critic.model_dump()) if scenario.algorithm.needs_critic else None,
+        teachers=teachers_of(scenario, base_dir, model_path),
+        use_rollout_routing_replay=real.use_rollout_routing_replay,
         loss=LossOptions(
+            loss_type=loss.loss_type,
             eps_clip=loss.eps_clip,
             eps_clip_high=loss.eps_clip_high,
+            eps_clip_c=loss.eps_clip_c,
+            limits=LIMITS[loss.mismatch],
             advantage_std=loss.advantage_std,
             aggregation=loss.loss_aggregation,
             denominator=loss.denominator,

@@ -5,6 +5,8 @@ tokenised again. Nothing is kept of a trajectory that was retired. It refuses to
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,7 @@ class Conversation:
     __slots__ = (
         "call",
         "experts",
+        "extra",
         "finish_reason",
         "group",
         "ids",
@@ -57,6 +60,8 @@ class Conversation:
         self.call: ToolCall | None = None
         """What its last turn asked of a tool."""
         self.reward = 0.0
+        self.extra: dict[str, NDArray[Any]] = {}
+        """Further signals, by name."""
         self.old_log_probs: NDArray[np.float32] | None = None
         self.reference_log_probs: NDArray[np.float32] | None = None
 
@@ -108,6 +113,7 @@ class Conversation:
             reference_log_probs=self.reference_log_probs,
             routed_experts=self.experts,
             turns=tuple(self.turns),
+            extra=dict(self.extra),
         ).check()
         for _, start, end in sorted(self.spans):
             if masked_tokens <= 0:

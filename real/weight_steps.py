@@ -39,6 +39,21 @@ class Switched(Struct):
     trainer_s: float = 0.0
 
 
+class Published(Struct):
+    """One version on its way: what a copy of it takes."""
+
+    t: float
+    version: int
+    path: str
+    seconds: float
+    bytes: int
+    full_bytes: int
+    """Parameters x bytes of the engines' type; more than `bytes` where only a delta travels."""
+    words: int
+    changed_words: int
+    """Of `words`, those that differ from the base of a delta."""
+
+
 class WeightSteps:
     """`paths`: by name, those the scenario can choose (and `cuda_ipc` for pools that share GPUs)."""
 
@@ -71,6 +86,7 @@ class WeightSteps:
         self._away = False
         """The trainer's state is in host memory."""
         self.switches: list[Switched] = []
+        self.published: list[Published] = []
         self._oldest = 0
         """Oldest version that is kept."""
 
@@ -85,6 +101,8 @@ class WeightSteps:
             engines = self._handles(a.participants)
             prepared = await path.prepare(a.version, engines)
             self.agreement.expect(a.version, prepared.expected)
+            words = (prepared.bytes, prepared.full_bytes, prepared.words, prepared.changed_words)
+            self.published.append(Published(self.now(), a.version, a.path, prepared.seconds, *words))
         except UpdateFailed as failed:
             self.tell(said.WeightUpdateFailed(self.now(), -1, a.version, failed.stage, failed.reason))
             return

@@ -7,6 +7,7 @@ Responsible for which records go into which update and to which rank, for attach
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +44,12 @@ class Trainer:
         self._loss = loss
         self._signals = signals or SignalOptions()
         self._one = asyncio.Lock()
+
+    def with_signals(self, signals: SignalOptions) -> Trainer:
+        """The same ranks, one call at a time over both, for a run whose advantages are made of other signals."""
+        other = copy.copy(self)
+        other._signals = signals
+        return other
 
     @property
     def world(self) -> int:

@@ -86,9 +86,9 @@ def variants_of(
 ) -> tuple[list[tuple[str, list[RunSummary]]], list[str]]:
     """(name, runs) of each variant, and remarks.
 
-    Runs that share a name and a scenario up to its seed are seeds of one variant; if runs of one name have different
-    scenarios or the same seed, each is a variant called by its folder. Runs that did not come to their end, and seeds
-    that not every variant has, are left out. Raises `UserError` if nothing is left.
+    Runs that share a name, a backend and a scenario up to its seed are seeds of one variant; if runs of one name have
+    different scenarios, different backends or the same seed, each is a variant called by its folder. Runs that did not
+    come to their end, and seeds that not every variant has, are left out. Raises `UserError` if nothing is left.
     """
     remarks = [remark for _, _, found in runs for remark in found]
     kept: dict[str, list[tuple[Path, RunSummary, Scenario | None]]] = {}
@@ -101,7 +101,9 @@ def variants_of(
             kept.setdefault(summary.name, []).append((folder, summary, scenario))
     variants: list[tuple[str, list[RunSummary]]] = []
     for name, same in kept.items():
-        if len({s.seed for _, s, _ in same}) == len(same) and all(_alike(same[0][2], other) for _, _, other in same):
+        one_backend = len({s.backend for _, s, _ in same}) == 1
+        each_once = len({s.seed for _, s, _ in same}) == len(same)
+        if one_backend and each_once and all(_alike(same[0][2], other) for _, _, other in same):
             variants.append((name, [s for _, s, _ in same]))
         else:
             variants += [(str(folder), [s]) for folder, s, _ in same]

@@ -23,18 +23,38 @@ class Optimizer(Section):
 
 
 class PolicyLoss(Section):
-    """The clipped policy loss and the group-relative advantage."""
+    """What a policy update minimises: ratio, clip, correction, and what advantages are made of."""
 
+    loss_type: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo"] = "ppo_clip"
     eps_clip: PositiveFloat = 0.2
     eps_clip_high: PositiveFloat | None = None
     """null: as `eps_clip`."""
-    advantage_std: Literal["population", "sample", "none"] = "population"
+    eps_clip_c: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip; null: none."""
+    advantage_std: Literal["population", "sample", "none", "leave_one_out"] = "population"
     """What a group's centred rewards are divided by."""
-    loss_aggregation: Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+    loss_aggregation: Literal[
+        "token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "rollout-mean"
+    ] = "token-mean"
     denominator: Literal["generation", "recomputed", "decoupled"] = "generation"
     """Log-probabilities in the ratio's denominator: the engine's when sampled, the trainer's own before the update,
     or both (AReaL's decoupled loss). All but `generation` need `algorithm.recompute_old_log_probs`."""
+    mismatch: Literal["none", "tis", "mis", "icepop", "seq_mask_tis"] = "none"
+    """What is done about tokens on which engine and trainer disagree: truncated or masked importance sampling, IcePop's
+    band, a sequence filter before truncation. The truncating ones need a correction: `denominator: decoupled`."""
     kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
+    gamma: Fraction = 1.0
+    lambd: Fraction = 1.0
+    """Of generalised advantage estimation (`algorithm.advantage: critic`)."""
+    opd_kl_coef: PositiveFloat = 1.0
+    """Weight of a teacher's signal (`distillation`, `group_with_distillation`)."""
+
+
+class Critic(Section):
+    """The critic of `algorithm.advantage: critic`: a model of its own with a value head, starting from the actor."""
+
+    lr: PositiveFloat = 1e-5
+    value_clip: PositiveFloat | None = 0.2
 
 
 class Warmup(Section):
@@ -58,6 +78,12 @@ class Real(Section):
     temperature: PositiveFloat = 1.0
     optimizer: Optimizer = Optimizer()
     loss: PolicyLoss = PolicyLoss()
+    critic: Critic = Critic()
+    teachers: tuple[str, ...] = ()
+    """Model folders, relative to the scenario file; task i is taught by teacher i modulo their number. Empty: the
+    start model teaches."""
+    use_rollout_routing_replay: bool = False
+    """Train with the experts that generation recorded (R3); models with experts only."""
     warmup: Warmup = Warmup()
     save_interval: PositiveInt | None = None
     """Batches between two checkpoints in the run folder; null: none."""

@@ -47,7 +47,7 @@ def small(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Path, tmp_path: Path) -> None:
+def test_rp_12_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Path, tmp_path: Path) -> None:
     saving = ("--set", "real.save_interval=1")
     done = command_line("real", "small.yaml", "--out", "out", "--json", "figures.json", *saving, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -77,6 +77,25 @@ def test_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(small: Pat
     assert first_task(tmp_path / "out") == 0
     simulated = command_line("run", "small.yaml", "--out", "sim", cwd=tmp_path)
     assert simulated.returncode == 0, simulated.stderr
+    compared = command_line("report", "out", "sim", "--out", "both", "--json", "both.json", cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    kinds = {v["runs"][0]["backend"] for v in json.loads((tmp_path / "both.json").read_text())["variants"]}
+    assert kinds == {"real", "simulated"}
+
+
+def test_ws_12_a_delta_of_a_real_step_is_a_part_of_the_bytes(small: Path, tmp_path: Path) -> None:
+    """In bf16 at a usual learning rate most words stay what they were; each publication says how many changed."""
+    precision = ("training.precision=bf16", "rollout.engine.weight_precision=bf16", "real.optimizer.lr=1.0e-5")
+    path = ("weights.path.update_weight_transfer_mode=disk_delta",)
+    sets = [x for o in (*precision, *path) for x in ("--set", o)]
+    done = command_line("real", small.name, "--out", "out", "--no-report", *sets, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out" / "weights.jsonl").read_text().splitlines()]
+    assert [(r["version"], r["path"]) for r in rows] == [(1, "disk_delta"), (2, "disk_delta")]
+    for r in rows:
+        assert r["full_bytes"] == 2 * r["words"] > 1_000_000
+        assert 0 < r["changed_words"] < 0.3 * r["words"]
+        assert r["bytes"] < 0.5 * r["full_bytes"]
 
 
 def refused(file: Path, *overrides: str) -> str:

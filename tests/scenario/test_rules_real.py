@@ -9,13 +9,6 @@ from testbed.scenario.rules import check
 from tests.scenario.test_rules import HERE, SPLIT, Scenario, build
 
 REFUSED = [
-    (("algorithm.advantage=critic",), "algorithm.advantage", "critic", ("algorithm.advantage=group",)),
-    (
-        ("algorithm.advantage=group_with_distillation",),
-        "algorithm.advantage",
-        "teacher",
-        ("algorithm.advantage=group",),
-    ),
     (
         ("real.loss.denominator=recomputed",),
         "real.loss.denominator",
@@ -27,6 +20,18 @@ REFUSED = [
         "rollout.engine.weight_precision",
         "mxfp8",
         ("rollout.engine.weight_precision=bf16", "weights.requantize=none"),
+    ),
+    (
+        ("real.loss.mismatch=tis",),
+        "real.loss.mismatch",
+        "has none",
+        ("real.loss.denominator=decoupled", "algorithm.recompute_old_log_probs=true"),
+    ),
+    (
+        ("real.use_rollout_routing_replay=true",),
+        "real.use_rollout_routing_replay",
+        "no experts",
+        ("model={type: preset, name: tiny-qwen3-moe}",),
     ),
     (("training.tensor_parallel=2",), "training.tensor_parallel", "FSDP2", ("training.tensor_parallel=1",)),
 ]

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from real.deployment import Deployment, deployed
+from real.deployment import Deployment, deployed, model_of
 from real.driver import RealBackend
 from testbed.core import actions as do
 from testbed.core import events as said
@@ -79,7 +79,10 @@ class Rig:
         self._thread = threading.Thread(target=self._loop.run_forever, name="real-rig", daemon=True)
         self._thread.start()
         self._stack = AsyncExitStack()
-        base = for_real(scenario(**changes))
+        # every role is there; a run uses those that its algorithm asks for
+        base = for_real(scenario(algorithm__advantage="critic", **changes))
+        teacher = model_of(base, folder).path
+        base = base.model_copy(update={"real": base.real.model_copy(update={"teachers": (str(teacher),)})})
         try:
             self.deployment: Deployment = self.wait(
                 self._stack.enter_async_context(deployed(base, folder, folder.resolve()))

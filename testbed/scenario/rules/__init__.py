@@ -65,8 +65,9 @@ SIMULATION_RULES: tuple[Rule, ...] = (inputs.table_knows_engine,)
 """Hold for the simulated backend alone; asked when the others are content."""
 
 REAL_RULES: tuple[Rule, ...] = (
-    real.signals_can_be_computed,
     real.denominator_is_computed,
+    real.correction_exists,
+    real.replay_has_experts,
     real.precision_is_served,
     real.one_trainer_split,
 )

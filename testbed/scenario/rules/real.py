@@ -7,20 +7,8 @@ from collections.abc import Iterator
 from testbed.scenario.errors import Fault
 from testbed.scenario.rules.context import Context
 
-SIGNALS = ("reward", "old_log_probs", "reference")
-"""Signals that real services and trainers compute."""
-
 SERVED = ("bf16", "fp16", "fp32", "fp8", "int8")
 """Weights of a real engine: a plain type, or quantised and dequantised on the engine's own copy."""
-
-
-def signals_can_be_computed(c: Context) -> Iterator[Fault]:
-    """Critics and teachers are simulated; no real role computes them."""
-    a = c.scenario.algorithm
-    missing = [s for s in a.signals if s not in SIGNALS]
-    if missing:
-        what = f"no real role computes {' and '.join(missing)}; real runs have {', '.join(SIGNALS)}"
-        yield Fault("algorithm.advantage", what, "algorithm.advantage: group")
 
 
 def denominator_is_computed(c: Context) -> Iterator[Fault]:
@@ -30,6 +18,22 @@ def denominator_is_computed(c: Context) -> Iterator[Fault]:
         what = f"`{loss.denominator}` needs log-probabilities that nothing recomputes"
         near = "algorithm.recompute_old_log_probs: true, or real.loss.denominator: generation"
         yield Fault("real.loss.denominator", what, near)
+
+
+def correction_exists(c: Context) -> Iterator[Fault]:
+    """Truncating a weight needs a loss that has one."""
+    loss = c.scenario.real.loss
+    if loss.mismatch in ("tis", "seq_mask_tis") and loss.denominator != "decoupled":
+        what = f"`{loss.mismatch}` truncates a correction weight, and denominator `{loss.denominator}` has none"
+        near = "real.loss.denominator: decoupled with algorithm.recompute_old_log_probs: true"
+        yield Fault("real.loss.mismatch", what, f"{near}, or real.loss.mismatch: icepop")
+
+
+def replay_has_experts(c: Context) -> Iterator[Fault]:
+    """Only a mixture of experts has routing to replay."""
+    if c.scenario.real.use_rollout_routing_replay and c.model is not None and not c.model.experts:
+        what = f"{c.model.name} has no experts, so there is no routing to replay"
+        yield Fault("real.use_rollout_routing_replay", what, "real.use_rollout_routing_replay: false")
 
 
 def precision_is_served(c: Context) -> Iterator[Fault]:
