@@ -179,7 +179,7 @@ class Services:
         names = [self._teachers[c.task.index % len(self._teachers)] for c in conversations]
         found = await self.trainer.teacher_log_probs([c.record() for c in conversations], names)
         for c, values in zip(conversations, found, strict=True):
-            c.extra |= values
+            c.extra |= {name: value.copy() for name, value in values.items()}
         self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
 
     async def _values(self, a: do.ComputeSignals) -> None:
@@ -187,7 +187,7 @@ class Services:
         for c, values in zip(
             conversations, await self.trainer.values([c.record() for c in conversations]), strict=True
         ):
-            c.extra[VALUES] = values
+            c.extra[VALUES] = values.copy()  # what came from another process is read-only
         self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
 
     def train(self, a: do.Train) -> None:

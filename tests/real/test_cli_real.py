@@ -112,7 +112,7 @@ def refused(file: Path, *overrides: str) -> str:
     [
         (("model={type: config_json, path: nowhere/config.json, name: Qwen3-8B}",), ("nowhere", "config.json")),
         (("real.device=cuda",), ("no CUDA device", "real.device: cpu")),
-        (("algorithm.advantage=critic",), ("no real role computes critic", "algorithm.advantage: group")),
+        (("real.loss.mismatch=tis",), ("has none", "real.loss.denominator: decoupled")),
         (("real.ray_address=127.0.0.1:1",), ("no Ray cluster at", "127.0.0.1:1")),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from real.records import Record
 from real.weights.agree import Agreement
 from real.weights.paths import weight_path
+from tests.support.scenarios import scenario
 
 PATHS = ("cuda_ipc", "broadcast", "p2p", "disk", "disk_delta")
 RULES = [
@@ -119,7 +120,9 @@ def reference(rig: Any) -> Reference:
 def publisher(
     request: pytest.FixtureRequest, rig: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Publisher]:
-    rig.wait(rig.deployment.reset(rig.deployment.scenario))
+    from tests.support.real_rig import for_real
+
+    rig.wait(rig.deployment.reset(for_real(scenario())))
     made = Publisher(rig, request.param, tmp_path_factory.mktemp(request.param))
     yield made
     rig.wait(made.path.close())
@@ -160,7 +163,10 @@ async def _case(p: Publisher, reference: Reference, rule: str, kv: str) -> None:
     await p.prepare()
     new, after = p.version, await p.weights()
     running = asyncio.create_task(generate(f"{key}-long", prompt, LONG, salted(old)))
-    await generate(f"{key}-short", p.prompt(), 16, salted(old))  # when this one ends, the long one is on its way
+    for turn in range(50):  # short ones pass, until the long one is on its way
+        await generate(f"{key}-short-{turn}", p.prompt(), 8, salted(old))
+        if (await client.loads()).running:
+            break
     assert not running.done()
     if rule == "finish":
         await running
