@@ -90,8 +90,10 @@ async def run_on(
     """
     digest = scenario_hash(scenario)
     checkpoints = folder.resolve() / CHECKPOINTS if folder is not None else None
-    if checkpoints is not None:
-        shutil.rmtree(checkpoints, ignore_errors=True)  # of an earlier run in this folder
+    if folder is not None and checkpoints is not None:  # nothing of an earlier run in this folder outlives it
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        for name in (TRAINING, SWITCHES, WEIGHTS, DRIVER):
+            (folder / name).unlink(missing_ok=True)
     backend = RealBackend(scenario, deployment, (), faults, checkpoints)
     metrics = RunMetrics(scenario, backend.core.layout)
     watching: list[Any] = [metrics.observe, *observers]

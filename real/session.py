@@ -6,8 +6,11 @@ It refuses to know the command line's words and reports."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from real.deployment import Stage, deployed, deployment_key
 from real.driver import Status
 from real.run import Measured, run_on
 from testbed.scenario import Scenario
+
+LOGS = "logs"
+"""Of the servers, in the folder of the first run that they served."""
 
 
 class Job(Struct, frozen=True):
@@ -79,7 +85,36 @@ async def _run_group(
     stop: asyncio.Event,
 ) -> None:
     first = group[0][1]
-    folder = first.folder.resolve().parent / ".deployment"
+    with _scratch(first.folder) as folder:
+        await _run_on_one(folder, group, results, stage, progress, done, stop)
+
+
+@contextmanager
+def _scratch(run: Path) -> Iterator[Path]:
+    """A folder beside the run's for what engines and trainer share; the servers' logs go into the run's in the end, if
+    there is one."""
+    parent = run.resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".deployment-", dir=parent))
+    try:
+        yield folder
+    finally:
+        if run.is_dir() and (folder / "logs").is_dir():
+            shutil.rmtree(run / LOGS, ignore_errors=True)
+            shutil.move(folder / "logs", run / LOGS)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _run_on_one(
+    folder: Path,
+    group: list[tuple[int, Job]],
+    results: list[Measured],
+    stage: Stage,
+    progress: Progress,
+    done: Done,
+    stop: asyncio.Event,
+) -> None:
+    first = group[0][1]
     async with deployed(first.scenario, first.base_dir, folder, stage) as deployment:
         for k, (index, job) in enumerate(group):
             if k:
