@@ -92,8 +92,8 @@ async def run_on(
     checkpoints = folder.resolve() / CHECKPOINTS if folder is not None else None
     if folder is not None and checkpoints is not None:  # nothing of an earlier run in this folder outlives it
         shutil.rmtree(checkpoints, ignore_errors=True)
-        for name in (TRAINING, SWITCHES, WEIGHTS, DRIVER):
-            (folder / name).unlink(missing_ok=True)
+        for file in (TRAINING, SWITCHES, WEIGHTS, DRIVER):
+            (folder / file).unlink(missing_ok=True)
     backend = RealBackend(scenario, deployment, (), faults, checkpoints)
     metrics = RunMetrics(scenario, backend.core.layout)
     watching: list[Any] = [metrics.observe, *observers]
@@ -141,9 +141,9 @@ async def run_on(
         write_metrics(folder / "metrics.parquet", summary)
         lines = b"".join(msgspec.json.encode(t) + b"\n" for t in backend.trained)
         (folder / TRAINING).write_bytes(lines)
-        for name, rows in ((SWITCHES, backend.weights.switches), (WEIGHTS, backend.weights.published)):
+        for file, rows in ((SWITCHES, backend.weights.switches), (WEIGHTS, backend.weights.published)):
             if rows:
-                (folder / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+                (folder / file).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     wall = max(backend.wall_s, 1e-9)
     core_share, observers_share = backend.core_s / wall, backend.observers_s / wall
     if folder is not None:

@@ -62,6 +62,7 @@ def test_rp_12_a_run_leaves_the_folder_that_a_simulation_leaves_and_replays(smal
     }
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["backend"] == "real" and len(figures["rewards"]) == 2
+    assert figures["name"] == "test", "the scenario's own"
     assert figures["core_share"] < 0.05
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert "measured" in page
