@@ -14,8 +14,8 @@ import pytest
 from real.environments.base import RealTask, ToolCall
 from real.environments.calculator import Calculator
 from real.environments.calculator_process import Calculator as Evaluator
-from real.environments.tito import drift, next_prompt
 from real.models.tokenizer import CharTokenizer
+from tests.support.tito import drift, next_prompt
 
 
 def env_with(**options: object) -> Calculator:

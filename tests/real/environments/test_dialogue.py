@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from real.engines.client import EngineClient
 from real.environments.calculator import Calculator
-from real.environments.tito import drift, next_prompt
 from real.models.tokenizer import CharTokenizer
 from real.store import Conversation
+from tests.support.tito import drift, next_prompt
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 VERSION = "5"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from real.environments.tito import drift, next_prompt
 from real.models.tokenizer import CharTokenizer
+from tests.support.tito import drift, next_prompt
 
 pytestmark = pytest.mark.backend("CORE")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the extra `real` is not installed")
-
-from real.learning.critic import value_loss  # noqa: E402
-from real.records import RecordError  # noqa: E402
-from real.trainer.options import SignalOptions  # noqa: E402
-from real.trainer.signals import with_advantages, with_returns  # noqa: E402
-from tests.real.trainer.conftest import make_record  # noqa: E402
+from real.learning.critic import value_loss
+from real.records import RecordError
+from real.trainer.options import SignalOptions
+from real.trainer.signals import with_advantages, with_returns
+from tests.real.trainer.conftest import make_record
 
 
 def numbers(*values: float) -> torch.Tensor:

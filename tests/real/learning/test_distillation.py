@@ -7,20 +7,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the extra `real` is not installed")
-
-from real.errors import RealError  # noqa: E402
-from real.learning.distillation import (  # noqa: E402
+from real.errors import RealError
+from real.learning.distillation import (
     assigned_teacher,
     context_hashes,
     require_same_context,
     teacher_signal,
 )
-from real.records import Record, RecordError  # noqa: E402
-from real.trainer.options import SignalOptions  # noqa: E402
-from real.trainer.signals import teacher_values, with_advantages  # noqa: E402
-from tests.real.trainer.conftest import make_record  # noqa: E402
+from real.records import Record, RecordError
+from real.trainer.options import SignalOptions
+from real.trainer.signals import teacher_values, with_advantages
+from tests.real.trainer.conftest import make_record
 
 P, U, A, B, C, D = [11, 12], 1, 2, 3, 4, 5
 STUDENT, TEACHER = [0.5, 0.2, 0.4], [0.5, 0.4, 0.2]

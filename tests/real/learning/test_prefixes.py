@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="the extra `real` is not installed")
-
 from real.errors import RealError
 from real.learning.prefixes import SourceDialogue, dialogue_of, require_fresh_turn, starts
 from real.records import Record, RecordError

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from real.environments.tito import next_prompt
 from real.errors import RealError
 from real.learning.ratios import (
     Choices,
@@ -22,6 +21,7 @@ from real.learning.ratios import (
     sequence_ratio,
     sequence_sum,
 )
+from tests.support.tito import next_prompt
 
 P, U, B, D = [7, 8], 1, 2, 3
 

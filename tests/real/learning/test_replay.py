@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch", reason="the extra `real` is not installed")
-
-from torch import Tensor, nn  # noqa: E402
-
-from real.errors import RealError  # noqa: E402
-from real.learning.replay import RoutingReplay, replayed_gates, routing_bytes  # noqa: E402
+from real.errors import RealError
+from real.learning.replay import RoutingReplay, replayed_gates, routing_bytes
 
 EXPERTS, TOP_K, HIDDEN = 4, 2, 6
 E1, E2, E3 = 1, 2, 3
