@@ -23,6 +23,7 @@ from real.weight_steps import WeightSteps
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.core import Core
+from testbed.dispatch import dispatch_table
 from testbed.scenario import Scenario
 
 Observer = Callable[[said.Event, list[do.Action]], None]
@@ -132,27 +133,9 @@ class RealBackend:
             self._spawn,
             self.now,
         )
-        fleet, services, weights = self.fleet, self.services, self.weights
-        self._do: dict[type[do.Action], Callable[[Any], None]] = {
-            do.StartTurn: fleet.start_turn,
-            do.AbortTurn: fleet.abort_turn,
-            do.DrawTask: services.draw_task,
-            do.PrepareEnvironment: services.prepare_environment,
-            do.ReleaseEnvironment: services.release_environment,
-            do.RunTool: services.run_tool,
-            do.ComputeSignals: services.compute_signals,
-            do.Train: services.train,
-            do.Retire: services.retire,
-            do.PrepareWeights: weights.prepare_weights,
-            do.PauseEngine: weights.pause_engine,
-            do.CopyWeights: weights.copy_weights,
-            do.RequantizeWeights: weights.requantize,
-            do.FlushCache: weights.flush_cache,
-            do.ResumeEngine: weights.resume_engine,
-            do.SwitchPool: weights.switch_pool,
-            do.SetTimer: self._set_timer,
-            do.Finish: self._finish,
-        }
+        self._do = dispatch_table(
+            self.fleet, self.services, self.weights, set_timer=self._set_timer, finish=self._finish
+        )
 
     def use(self, observers: Sequence[Observer]) -> None:
         """Replace the observers; before the run starts."""
@@ -228,9 +211,7 @@ class RealBackend:
                 self.core_s += decided - begin
                 self.observers_s += clock() - decided
                 for action in actions:
-                    carry_out = self._do.get(type(action))
-                    if carry_out is not None:
-                        carry_out(action)
+                    self._do[type(action)](action)
         except Exception as error:
             self._fail(error)
         finally:

@@ -6,10 +6,8 @@ It refuses to know the command line and reports."""
 from __future__ import annotations
 
 import asyncio
-import platform
 import shutil
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,9 @@ from msgspec import Struct
 from real.deployment import Deployment
 from real.driver import Progress, RealBackend, StuckError
 from testbed.core import events as said
-from testbed.journal import JournalHeader, JournalWriter
-from testbed.metrics import RunMetrics, write_metrics
 from testbed.metrics.summary import RunSummary
+from testbed.recording import BROKEN_OFF, Recording, versions_of
 from testbed.scenario import Scenario
-from testbed.scenario.load import dump_scenario, scenario_hash
 
 PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "numpy")
 TRAINING = "training.jsonl"
@@ -58,13 +54,7 @@ class Measured(Struct):
 
 def versions() -> dict[str, str]:
     """What produced the figures."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return versions_of(PACKAGES)
 
 
 def kinds_of(deployment: Deployment) -> dict[str, str]:
@@ -88,31 +78,14 @@ async def run_on(
 
     A run that gets stuck or is cancelled is written down as far as it came (`problem` says why).
     """
-    digest = scenario_hash(scenario)
     checkpoints = folder.resolve() / CHECKPOINTS if folder is not None else None
     if folder is not None and checkpoints is not None:  # nothing of an earlier run in this folder outlives it
         shutil.rmtree(checkpoints, ignore_errors=True)
         for file in (TRAINING, SWITCHES, WEIGHTS, DRIVER):
             (folder / file).unlink(missing_ok=True)
     backend = RealBackend(scenario, deployment, (), faults, checkpoints)
-    metrics = RunMetrics(scenario, backend.core.layout)
-    watching: list[Any] = [metrics.observe, *observers]
-    writer: JournalWriter | None = None
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "scenario.yaml").write_text(dump_scenario(scenario), encoding="utf-8")
-        if scenario.run.journal != "off":
-            header = JournalHeader(
-                scenario_hash=digest,
-                seed=scenario.run.seed,
-                backend="real",
-                versions=versions(),
-                scenario=scenario.model_dump(mode="json"),
-            )
-            path = folder / "journal.jsonl.zst"
-            writer = JournalWriter(path, scenario.run.journal, scenario.run.journal_sample, header)
-            watching.append(writer.write)
-    backend.use(watching)
+    recording = Recording(scenario, backend.core.layout, folder, "real", versions())
+    backend.use([*recording.observers, *observers])
     problem = ""
     try:
         await backend.run(progress)
@@ -121,16 +94,11 @@ async def run_on(
     except asyncio.CancelledError:
         problem = "interrupted"
     finally:
-        if writer is not None:
-            writer.close()
+        recording.close()
     reason = backend.finish_reason or ("interrupted" if problem == "interrupted" else "stuck")
-    if not problem and reason != "completed" and reason != "tasks_exhausted":
-        problem = f"the run ended early: {reason}"
-    summary = metrics.summary(
-        name=name or scenario.name,
-        backend="real",
-        seed=scenario.run.seed,
-        scenario_hash=digest,
+    problem = problem or BROKEN_OFF.get(reason, "")
+    summary = recording.finish(
+        name=name,
         workload_hash=deployment.environment.fingerprint,
         backend_events=0,
         finish_reason=reason,
@@ -138,7 +106,6 @@ async def run_on(
         marks={},
     )
     if folder is not None:
-        write_metrics(folder / "metrics.parquet", summary)
         lines = b"".join(msgspec.json.encode(t) + b"\n" for t in backend.trained)
         (folder / TRAINING).write_bytes(lines)
         for file, rows in ((SWITCHES, backend.weights.switches), (WEIGHTS, backend.weights.published)):

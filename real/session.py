@@ -86,7 +86,22 @@ async def _run_group(
 ) -> None:
     first = group[0][1]
     with _scratch(first.folder) as folder:
-        await _run_on_one(folder, group, results, stage, progress, done, stop)
+        async with deployed(first.scenario, first.base_dir, folder, stage) as deployment:
+            for k, (index, job) in enumerate(group):
+                if k:
+                    stage("back to version 0")
+                    await deployment.reset(job.scenario)
+                measured = await run_on(
+                    deployment,
+                    job.scenario,
+                    job.folder,
+                    name=job.name,
+                    progress=lambda status, index=index: progress(index, status),
+                )
+                results.append(measured)
+                done(index, measured)
+                if stop.is_set():
+                    return
 
 
 @contextmanager
@@ -103,34 +118,6 @@ def _scratch(run: Path) -> Iterator[Path]:
             shutil.rmtree(run / LOGS, ignore_errors=True)
             shutil.move(folder / "logs", run / LOGS)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _run_on_one(
-    folder: Path,
-    group: list[tuple[int, Job]],
-    results: list[Measured],
-    stage: Stage,
-    progress: Progress,
-    done: Done,
-    stop: asyncio.Event,
-) -> None:
-    first = group[0][1]
-    async with deployed(first.scenario, first.base_dir, folder, stage) as deployment:
-        for k, (index, job) in enumerate(group):
-            if k:
-                stage("back to version 0")
-                await deployment.reset(job.scenario)
-            measured = await run_on(
-                deployment,
-                job.scenario,
-                job.folder,
-                name=job.name,
-                progress=lambda status, index=index: progress(index, status),
-            )
-            results.append(measured)
-            done(index, measured)
-            if stop.is_set():
-                return
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[tuple[int, Job]]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock, ignore
+from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
 from sim.costs import cost_model
 from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
@@ -24,6 +24,7 @@ from sim.weight_steps import WeightSteps
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.core import Core
+from testbed.dispatch import dispatch_table
 from testbed.scenario import Scenario
 from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 from testbed.workloads import Workload, workload
@@ -81,28 +82,9 @@ class SimulatedBackend:
         self._seen_completed = -1
         self._faults = tuple(faults)
         self.finish_reason = ""
-        fleet, services, weights = self.fleet, self.services, self.weights
-        self._do: dict[type[do.Action], Callable[[Any], None]] = {
-            do.StartTurn: fleet.start_turn,
-            do.AbortTurn: fleet.abort_turn,
-            do.DrawTask: services.draw_task,
-            do.PrepareEnvironment: services.prepare_environment,
-            do.ReleaseEnvironment: services.release_environment,
-            do.RunTool: services.run_tool,
-            do.ComputeSignals: services.compute_signals,
-            do.Train: services.train,
-            do.Retire: services.retire,
-            do.PrepareWeights: weights.prepare_weights,
-            do.PauseEngine: weights.pause_engine,
-            do.CopyWeights: weights.copy_weights,
-            do.RequantizeWeights: weights.requantize,
-            do.FlushCache: weights.flush_cache,
-            do.ResumeEngine: weights.resume_engine,
-            do.SwitchPool: weights.switch_pool,
-            do.SetTimer: self._set_timer,
-            do.Finish: self._finish,
-            do.Note: ignore,
-        }
+        self._do = dispatch_table(
+            self.fleet, self.services, self.weights, set_timer=self._set_timer, finish=self._finish
+        )
 
     def use(self, observers: Sequence[Observer]) -> None:
         """Replace the observers; before the run starts."""

@@ -25,6 +25,11 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a value of the scenario, e.g. run.seed=3; may be given again."
     ),
 ]
+VariantName = Annotated[
+    str | None, typer.Option("--variant", metavar="NAME", help="Which variant of a study (default: its baseline).")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed (default: the scenario's).", min=0)]
+WithReport = Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the printed figures to FILE.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write (default: runs/NAME).")]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.app import Json, Out, Overrides, app, command_of
+from testbed.cli.app import Json, Out, Overrides, Seed, VariantName, WithReport, app, command_of
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, err, figures_of, said_of, say, show_run
 
@@ -21,14 +21,12 @@ def real(
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which variant of a study (default: its baseline).")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed (default: the scenario's).", min=0)] = None,
+    variant: VariantName = None,
+    seed: Seed = None,
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster to run on (default: one is started).")
     ] = None,
-    report_: Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report.")] = True,
+    report_: WithReport = True,
 ) -> None:
     """Run the scenario that `testbed run` simulates on actual SGLang engines and an actual torch trainer.
 

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.app import Json, Out, Overrides, app, command_of, report_comparison, write_trace
+from testbed.cli.app import (
+    Json,
+    Out,
+    Overrides,
+    Seed,
+    VariantName,
+    WithReport,
+    app,
+    command_of,
+    report_comparison,
+    write_trace,
+)
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, err, figures_of, notes, run_bar, said_of, say, show_run
 
@@ -25,12 +36,10 @@ def run(
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which variant of a study (default: its baseline).")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed (default: the scenario's).", min=0)] = None,
+    variant: VariantName = None,
+    seed: Seed = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a Perfetto / Chrome trace.")] = None,
-    report_: Annotated[bool, typer.Option("--report/--no-report", help="Write the HTML report.")] = True,
+    report_: WithReport = True,
 ) -> None:
     """Run one scenario in the simulator and write its run folder: scenario.yaml, journal, metrics and report.
 
@@ -91,8 +100,6 @@ def _simulate(config: Any, base_dir: Path, folder: Path, name: str, progress: An
     with stoppable(progress) as tick:
         done = simulate(config, base_dir, folder, progress=tick, name=name)
     folders.drop_report(folder)
-    if config.run.journal == "off":
-        (folder / folders.JOURNAL).unlink(missing_ok=True)
     return done
 
 
