@@ -122,6 +122,9 @@ class ServerOptions:
         }
         if self.device == "cpu":
             env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            # A CUDA build of torch brings NCCL, and SGLang then makes NCCL groups for tensor parallelism even on a
+            # CPU; where it finds no library it goes without.
+            env["SGLANG_NCCL_SO_PATH"] = "none-on-cpu"
             if self.tp_size > 1:  # without NUMA nodes to spread over, SGLang asks for the cores of each rank
                 cores = os.cpu_count() or 1
                 env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(self.tp_size))
