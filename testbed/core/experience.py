@@ -6,6 +6,7 @@ Asks the buffer, selection, staleness and job policies. It refuses to know engin
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from math import ceil
 
 from testbed.core import actions as do
@@ -346,6 +347,23 @@ class ExperienceStore:
         if self._max_dropped_share >= 1 or p.generated < p.groups_per_batch:
             return False
         return self._too_old > self._max_dropped_share * p.generated * p.group_size
+
+    @property
+    def batch_possible(self) -> bool:
+        """Whether a batch can be cut now, or once the training pool has computed its signals."""
+        return self.batch_ready or self.trainable >= self.lots_per_batch
+
+    def next_for_trainer(self) -> list[Lot]:
+        """Lots to score now: those that the next batch lacks and no others, so that what the trainer says of them is
+        said by the weights that the batch starts from."""
+        waiting, size = self.for_trainer, self.lots_per_batch
+        if not self._order.in_turn:
+            lacking = max(size - self.buffer.num_ready, 1)
+            return [waiting.popleft() for _ in range(min(lacking, len(waiting)))]
+        first = set(islice((lot for lot in self._line if not lot.over), size))
+        chosen = [lot for lot in waiting if lot in first]
+        self.for_trainer = deque(lot for lot in waiting if lot not in first)
+        return chosen
 
     @property
     def awaited(self) -> int:

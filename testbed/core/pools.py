@@ -10,6 +10,7 @@ from testbed.core import events as said
 from testbed.core.context import Context, ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.publication import Publications
+from testbed.core.records import Lot
 from testbed.core.rollouts import Rollouts
 from testbed.core.states import step
 from testbed.policies.placement import JobMap, back_to_generation
@@ -72,17 +73,16 @@ class TrainingPool:
             self._updates_left = batch.updates
             self._ctx.out.append(batch)
             self._publications.pump()
-        elif experience.for_trainer:
-            self._start_signals()
+        elif experience.for_trainer and (not self._spec.shared or experience.batch_possible):
+            self._start_signals(experience.next_for_trainer())
 
-    def _start_signals(self) -> None:
-        """One job over everything that waits, signal after signal."""
-        lots = self._experience.for_trainer
-        self._signal_lots = [t.id for lot in lots for t in lot.members]
-        lots.clear()
-        self._signals_left = list(self._jobs.on_trainer)
-        self.job = "signals"
-        self._next_signal()
+    def _start_signals(self, lots: list[Lot]) -> None:
+        """One job over these lots, signal after signal."""
+        if lots:
+            self._signal_lots = [t.id for lot in lots for t in lot.members]
+            self._signals_left = list(self._jobs.on_trainer)
+            self.job = "signals"
+            self._next_signal()
 
     def _next_signal(self) -> None:
         signal = self._signals_left.pop(0)
@@ -151,7 +151,7 @@ class TrainingPool:
             return
         if not self._publications.waits_for_pool:
             experience = self._experience
-            available = experience.batch_ready or bool(experience.for_trainer)
+            available = experience.batch_possible
             if self._ctx.closed or available:
                 return
             wanting = self._p.open_trajectories

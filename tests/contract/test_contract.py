@@ -51,6 +51,11 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "teacher": {
         "algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 2, "advantage": "group_with_distillation"}
     },
+    "recomputed, far ahead": {
+        "algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 2, "recompute_old_log_probs": True},
+        "rollout__admission": {"type": "bounded", "max_head_offpolicyness": 3},
+        "experience": {"buffer": {"type": "store_then_ready", "max_buffered_groups": 8}},
+    },
     "waves, requantised": BOUNDED | FP8 | {"weights__participation": {"type": "waves", "size": 1}},
     "in place": BOUNDED | {"weights__transition": {"pause_generation_mode": "in_place", "kv": "salt_by_version"}},
     "finish": BOUNDED | {"weights__transition": {"pause_generation_mode": "finish", "kv": "flush"}},
@@ -90,6 +95,24 @@ def test_invariants_hold_and_every_trajectory_is_retired_once(run: tuple[Scenari
 
 def test_a_replay_takes_the_same_actions(run: tuple[Scenario, list[Record]]) -> None:
     assert replayed(*run) > 0
+
+
+@pytest.mark.parametrize("order", ["fifo", "oldest_first"])
+def test_qm_13_old_log_probs_are_of_the_weights_that_their_batch_starts_from(backend: Backend, order: str) -> None:
+    """The proximal policy is the trainer's just before the batch, also where generation runs far ahead of it: what lies
+    in the buffer meanwhile is not scored in advance."""
+    chosen = {"experience__selection": {"order": {"type": order}}}
+    records = backend.run(system(backend, "recomputed, far ahead", **chosen), ())
+    updates, scored_at, trained = 0, dict[int, int](), 0
+    for _, x in every(records, do.ComputeSignals, do.Train, said.TrainStepFinished):
+        if isinstance(x, said.TrainStepFinished):
+            updates += 1
+        elif isinstance(x, do.Train):
+            assert {scored_at[e.trajectory] for e in x.experiences} == {updates}
+            trained += len(x.experiences)
+        elif x.signal == "old_log_probs":
+            scored_at |= dict.fromkeys(x.trajectories, updates)
+    assert trained == 16
 
 
 @pytest.mark.parametrize("name", ["sync", "hybrid", "waves, requantised"])
