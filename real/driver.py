@@ -18,7 +18,7 @@ from real.deployment import Deployment
 from real.fleet import Fleet
 from real.services import Services
 from real.store import ExperienceStore
-from real.trainer.trainer import StepStats
+from real.trainer.trainer import CriticStats, StepStats
 from real.weight_steps import WeightSteps
 from testbed.core import actions as do
 from testbed.core import events as said
@@ -60,6 +60,8 @@ class Trained(Struct):
     reward_mean: float
     response_tokens_mean: float
     stats: StepStats
+    critic: CriticStats | None = None
+    """Of the critic's update on the same records, where there is one."""
 
 
 Progress = Callable[[Status], None]
@@ -115,7 +117,7 @@ class RealBackend:
             self.store,
             deployment.environment,
             deployment.trainer,
-            deployment.teachers,
+            deployment.teacher_of,
             self.tell,
             self._spawn,
             self.now,
@@ -268,11 +270,11 @@ class RealBackend:
             position = {"batches": batch + 1, "tasks": self.deployment.skipped + self.services.drawn}
             await self.deployment.trainer.save(self._checkpoints / f"step-{batch + 1}", position)
 
-    def _trained(self, stats: StepStats, a: do.Train, seconds: float) -> None:
+    def _trained(self, stats: StepStats, critic: CriticStats | None, a: do.Train, seconds: float) -> None:
         n = len(a.experiences)
         reward = sum(x.reward for x in a.experiences) / n
         tokens = sum(x.output_tokens for x in a.experiences) / n
-        self.trained.append(Trained(a.batch, stats.update, self.now(), seconds, reward, tokens, stats))
+        self.trained.append(Trained(a.batch, stats.update, self.now(), seconds, reward, tokens, stats, critic))
 
     # --- faults -------------------------------------------------------------------------------------------------------
 

@@ -15,15 +15,19 @@ import msgspec
 from msgspec import Struct
 
 from real.deployment import Deployment
-from real.driver import Progress, RealBackend, StuckError
+from real.driver import Progress, RealBackend, StuckError, Trained
+from real.held_out import score_start, score_trained
+from real.learning.options import LossOptions
+from real.trainer.stats import batch_figures
 from testbed.core import events as said
+from testbed.metrics.scores import Score
 from testbed.metrics.summary import RunSummary
 from testbed.recording import BROKEN_OFF, Recording, versions_of
 from testbed.scenario import Scenario
 
 PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "numpy")
 TRAINING = "training.jsonl"
-"""One line per optimizer update: reward, loss, gradient norm, engine difference, seconds."""
+"""One line per optimizer update: reward, seconds, and all that actor and critic report of it."""
 
 WEIGHTS = "weights.jsonl"
 """One line per publication: path, bytes sent against all bytes, share of changed words (deltas)."""
@@ -47,7 +51,7 @@ class Measured(Struct):
     """Share of wall time spent on journal and metrics."""
     finish_reason: str
     rewards: list[float]
-    """Mean reward of each batch, in order."""
+    """Mean reward of each batch, in order; empty where the algorithm asks for none."""
     problem: str = ""
     """Why it did not come to its end (interrupted, stuck); empty otherwise."""
 
@@ -87,8 +91,11 @@ async def run_on(
     recording = Recording(scenario, backend.core.layout, folder, "real", versions())
     backend.use([*recording.observers, *observers])
     problem = ""
+    held_out: list[Score] = []
     try:
+        held_out += await score_start(deployment, scenario)
         await backend.run(progress)
+        held_out += await score_trained(deployment, scenario, [slot.lost for slot in backend.fleet.slots])
     except StuckError as error:
         problem = str(error)
     except asyncio.CancelledError:
@@ -104,6 +111,9 @@ async def run_on(
         finish_reason=reason,
         kinds=kinds_of(deployment),
         marks={},
+        learning=_learning(backend.trained, deployment.trainer.loss),
+        held_out=held_out,
+        engine_weight_bytes=max((p.engine_bytes for p in backend.weights.published), default=0),
     )
     if folder is not None:
         lines = b"".join(msgspec.json.encode(t) + b"\n" for t in backend.trained)
@@ -123,9 +133,17 @@ async def run_on(
         core_share=core_share,
         observers_share=observers_share,
         finish_reason=reason,
-        rewards=_rewards(backend),
+        rewards=_rewards(backend) if "reward" in scenario.algorithm.signals else [],
         problem=problem,
     )
+
+
+def _learning(trained: Iterable[Trained], loss: LossOptions) -> dict[int, dict[str, float]]:
+    """Batch -> what its updates did."""
+    by_batch: dict[int, list[Trained]] = {}
+    for update in trained:
+        by_batch.setdefault(update.batch, []).append(update)
+    return {batch: batch_figures([(u.stats, u.critic) for u in updates], loss) for batch, updates in by_batch.items()}
 
 
 def _rewards(backend: RealBackend) -> list[float]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from real.environments.base import Environment, RealTask
 from real.learning.critic import VALUES
-from real.store import ExperienceStore
-from real.trainer.trainer import StepStats, Trainer
+from real.scoring import ScoringModel
+from real.store import Conversation, ExperienceStore
+from real.trainer.trainer import CriticStats, StepStats, Trainer
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.scenario import Scenario
@@ -35,7 +36,7 @@ class Slots:
 
 class Services:
     """`tell` hands an event to the core; `before_step` runs before the last update of that batch is reported; `trained`
-    hears what each update did."""
+    hears what each update of actor and critic did."""
 
     def __init__(
         self,
@@ -43,12 +44,12 @@ class Services:
         store: ExperienceStore,
         environment: Environment,
         trainer: Trainer,
-        teachers: tuple[str, ...],
+        teacher_of: Callable[[RealTask], str],
         tell: Callable[[said.Event], None],
         spawn: Spawn,
         now: Callable[[], float],
         before_step: Callable[[int], Awaitable[None]],
-        trained: Callable[[StepStats, do.Train, float], None],
+        trained: Callable[[StepStats, CriticStats | None, do.Train, float], None],
     ) -> None:
         self.store = store
         self.environment = environment
@@ -56,8 +57,9 @@ class Services:
         self.tell = tell
         self.spawn = spawn
         self.now = now
-        self._teachers = teachers
+        self._teacher_of = teacher_of
         self._critic = scenario.algorithm.needs_critic
+        self._scoring = ScoringModel(trainer) if scenario.real.reward_model is not None else None
         self._before_step = before_step
         self._trained = trained
         self._members = scenario.algorithm.n_samples_per_prompt
@@ -158,12 +160,18 @@ class Services:
 
     async def _reward(self, trajectory: int) -> None:
         c = self.store[trajectory]
-        response = c.ids[c.prompt_tokens :]
         async with self._verifiers.one():
-            reward = await self.environment.reward(c.task, c.member, list(c.task.prompt_ids), response, c.outputs)
+            reward = await self._score(c)
         if self.store.find(trajectory) is c:
             c.reward = reward
             self.tell(said.SignalReady(self.now(), "reward", (trajectory,), (reward,)))
+
+    async def _score(self, c: Conversation) -> float:
+        """By the reward model if there is one, else by the environment."""
+        if self._scoring is not None:
+            return await self._scoring.score(c.record())
+        response = c.ids[c.prompt_tokens :]
+        return await self.environment.reward(c.task, c.member, list(c.task.prompt_ids), response, c.outputs)
 
     async def _log_probs(self, a: do.ComputeSignals) -> None:
         model, name = LOG_PROBS[a.signal]
@@ -176,7 +184,7 @@ class Services:
     async def _teach(self, a: do.ComputeSignals) -> None:
         """Each record by the teacher of its task, on exactly the ids that the student saw."""
         conversations = [self.store[t] for t in a.trajectories]
-        names = [self._teachers[c.task.index % len(self._teachers)] for c in conversations]
+        names = [self._teacher_of(c.task) for c in conversations]
         found = await self.trainer.teacher_log_probs([c.record() for c in conversations], names)
         for c, values in zip(conversations, found, strict=True):
             c.extra |= {name: value.copy() for name, value in values.items()}
@@ -198,9 +206,10 @@ class Services:
         for update in range(a.updates):
             started = self.now()
             stats = await self.trainer.train_update(records, a.batch, update, a.updates)
+            critic = None
             if self._critic:
-                await self.trainer.train_critic(records, a.batch, update, a.updates)
-            self._trained(stats, a, self.now() - started)
+                critic = await self.trainer.train_critic(records, a.batch, update, a.updates)
+            self._trained(stats, critic, a, self.now() - started)
             if update + 1 == a.updates:
                 await self._before_step(a.batch)
             self.tell(said.TrainStepFinished(self.now(), a.batch, update))

@@ -19,6 +19,8 @@ from reports.view import View
 NAVIGATION = {
     "gpu": "GPU time",
     "reward": "Reward",
+    "held_out": "Held-out tasks",
+    "learning": "What the updates did",
     "staleness": "Staleness",
     "trajectory": "Trajectory time",
     "update": "Weight update",

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from reports.kinds import weakest
 from reports.metrics import EVERY, METRICS, kind_of
 from reports.palette import IDLE, LETTERS
+from reports.series import Ends, ends_of
 from reports.spread import Stat
 from testbed.metrics.summary import CAUSES, RunSummary
 
@@ -200,6 +201,9 @@ class Figures(Struct, frozen=True):
     bound: int | None
     path: str
     gpus: int
+    learning: dict[str, Ends]
+    """What the updates did, by series (`reports.series`)."""
+    engine_weight_bytes: float
 
     def mean(self, metric: str) -> float:
         return self.stats[metric].mean
@@ -235,6 +239,8 @@ def figures_of(v: VariantRuns, rewarded: bool = False) -> Figures:
         bound=first.staleness_bound,
         path=first.weight_update.path,
         gpus=first.num_gpus,
+        learning=ends_of(v.runs) if first.backend == "real" else {},
+        engine_weight_bytes=first.engine_weight_bytes,
     )
 
 

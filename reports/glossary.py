@@ -5,6 +5,8 @@ Keys are the ids that terms link to.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from reports.kinds import KINDS
@@ -141,6 +143,59 @@ REWARD: dict[str, Definition] = {
 }
 """Terms of the figures that real runs alone have."""
 
+LEARNING: dict[str, Definition] = {
+    "g-l-engine": Definition(
+        "Engine difference",
+        "KL(engine || trainer) of the sampled tokens, k3 estimate: the log-probs that the engine gave them against the "
+        "trainer’s own before the batch’s first update. With equal weights it is what kernels and number formats make "
+        "of them; corrections do not change it.",
+    ),
+    "g-l-update": Definition(
+        "Update difference",
+        "KL(trainer before the batch || trainer now), k3, where an update begins, mean over the batch’s updates: the "
+        "same engine, other weights. The first update of a batch has 0.",
+    ),
+    "g-l-mismatch": Definition(
+        "Engine and update difference together",
+        "KL(engine || trainer now), k3. Without recomputed log-probs (`algorithm.recompute_old_log_probs`) the two are "
+        "not known apart.",
+    ),
+    "g-l-teacher": Definition(
+        "KL to the teacher",
+        "KL(student || teacher) on the student’s own tokens, by the student before the update. k1 is the mean of "
+        "log p student − log p teacher, the distillation signal with its sign turned; k3 has the same mean and is "
+        "never negative.",
+    ),
+    "g-l-reference": Definition(
+        "KL to the reference", "KL(policy || frozen start model) where an update begins, by the scenario’s estimate."
+    ),
+    "g-l-clip": Definition(
+        "Clipped", "Trained tokens whose ratio has left its bound in the favourable direction, so they push no further."
+    ),
+    "g-l-truncated": Definition("Truncated weights", "Trained tokens whose correction weight was brought to a bound."),
+    "g-l-limited": Definition(
+        "Masked by limits", "Tokens that the limits on correction weights took out; they stay in the denominators."
+    ),
+    "g-l-ess": Definition(
+        "Effective sample size", "(Σw)² ÷ (N Σw²) of the correction weights w: 100 % if all N tokens count the same."
+    ),
+    "g-l-norm": Definition("Gradient norm", "Of the whole model over all ranks, before clipping."),
+    "g-l-value": Definition("Value loss", "Half the squared error of the critic’s values, bounded, mean over tokens."),
+    "g-l-explained": Definition(
+        "Explained variance", "1 − Var(return − value) ÷ Var(return), of the values before the update. 1 is perfect."
+    ),
+    "g-l-fallback": Definition(
+        "Routed without a record",
+        "Positions that should have run the experts that generation recorded and had no record.",
+    ),
+    "g-l-bytes": Definition(
+        "Weights of an engine",
+        "Bytes of all weights in the format that the engine serves, from the model’s shapes. Where a format is "
+        "emulated (quantised and dequantised), the engine’s memory holds more.",
+    ),
+}
+"""Terms of what updates did."""
+
 CAUSES: dict[str, Definition] = {
     f"g-c-{name}": Definition(c.label, c.definition, cause=name) for name, c in GPU_TIME.items()
 }
@@ -148,11 +203,12 @@ CAUSES: dict[str, Definition] = {
 KIND_TERMS: dict[str, Definition] = {f"g-k-{k.name}": Definition(k.name, k.definition, kind=k.name) for k in KINDS}
 
 
-def metric_terms(rewarded: bool) -> dict[str, Definition]:
-    """id -> definition of the metrics that a report has."""
-    return METRICS | REWARD if rewarded else METRICS
+def metric_terms(rewarded: bool, updates: Collection[str] = ()) -> dict[str, Definition]:
+    """id -> definition of the metrics that a report has; `updates`: ids of what its updates are said to have done."""
+    return METRICS | (REWARD if rewarded else {}) | {id_: d for id_, d in LEARNING.items() if id_ in updates}
 
 
-def groups(rewarded: bool) -> dict[str, dict[str, Definition]]:
+def groups(rewarded: bool, updates: Collection[str] = ()) -> dict[str, dict[str, Definition]]:
     """Heading -> id -> definition, in the order of the page."""
-    return {"Metrics": metric_terms(rewarded), "Causes of GPU time": CAUSES, "Kinds of numbers": KIND_TERMS}
+    metrics = metric_terms(rewarded, updates)
+    return {"Metrics": metrics, "Causes of GPU time": CAUSES, "Kinds of numbers": KIND_TERMS}

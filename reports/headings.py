@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from reports import numbers
 from reports.comparison import Figures
+from reports.held_out import held_out, held_out_heading
+from reports.learning import learning_heading, shown
 from reports.palette import GPU_TIME, IDLE, TRAJECTORY
 from reports.reward import reward_heading
 from reports.sentences import Letter, Number, Sentence, Term, joined, say
@@ -230,6 +232,10 @@ def headings(view: View) -> Mapping[str, Sentence]:
     out = {"gpu": gpu_heading(view)}
     if view.comparison.rewarded:
         out["reward"] = reward_heading(view)
+    if held_out(view.comparison):
+        out["held_out"] = held_out_heading(view)
+    if shown(view.comparison):
+        out["learning"] = learning_heading(view)
     if any(f.dequeue for f in view.figures):
         out["staleness"] = staleness_heading(view)
     if view.winner.mean("trajectory_total_s") > 0:

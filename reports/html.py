@@ -11,12 +11,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reports import compared, numbers, palette, plots, reward_plot
+from reports import compared, learning_plot, numbers, palette, plots, reward_plot
 from reports.answer import answer, price_of_it, rests_on
 from reports.comparison import Comparison, Figures
 from reports.glossary import groups
 from reports.headings import gpu_reading, gpu_worst, headings
+from reports.held_out import held_out_table, held_out_words
 from reports.kinds import BY_NAME, FAMILIES
+from reports.learning import learning_table, learning_words, terms
 from reports.limits import limits
 from reports.metrics import EVERY, METRICS
 from reports.reward import reward_against_base, reward_margin, reward_table
@@ -203,11 +205,12 @@ def render(comparison: Comparison) -> str:
     draw = {
         "gpu": plots.gpu_time,
         "reward": reward_plot.reward,
+        "learning": learning_plot.learning,
         "staleness": plots.staleness,
         "trajectory": plots.trajectory,
         "update": plots.update,
     }
-    figures = {name: Markup(draw[name](view).both) for name in heads}
+    figures = {name: Markup(draw[name](view).both) for name in heads if name in draw}
     kinds = input_kinds(comparison)
     return env.get_template("page.html.j2").render(
         c=comparison,
@@ -223,6 +226,10 @@ def render(comparison: Comparison) -> str:
         lane_table=compared.lane_table(view),
         reward_words=say(reward_margin(view), " ", reward_against_base(view)) if comparison.rewarded else (),
         reward_table=reward_table(view) if comparison.rewarded else None,
+        held_out_words=held_out_words(view) if "held_out" in heads else (),
+        held_out_table=held_out_table(view) if "held_out" in heads else None,
+        learning_words=learning_words(view) if "learning" in heads else (),
+        learning_table=learning_table(view) if "learning" in heads else None,
         all_numbers=all_numbers(view),
         trajectory_key=[
             (p.label, p.role)
@@ -242,7 +249,7 @@ def render(comparison: Comparison) -> str:
         by_name=BY_NAME,
         symbols={name: Markup(drawing) for name, drawing in SYMBOLS.items()},
         patterns=patterns(),
-        glossary=groups(comparison.rewarded),
+        glossary=groups(comparison.rewarded, terms(view)),
         navigation={
             k: v for k, v in compared.NAVIGATION.items() if k in heads or k in ("limits", "reproduce", "glossary")
         },

@@ -5,16 +5,20 @@ It refuses to compute figures and to phrase findings.
 
 from __future__ import annotations
 
+from typing import Any
+
 from reports import compared
 from reports.answer import answer, price_of_it, rests_on
 from reports.compared import NAVIGATION, all_numbers_text, checks, lane_table
 from reports.comparison import Comparison
 from reports.glossary import metric_terms
 from reports.headings import gpu_worst, headings
+from reports.held_out import held_out_table, held_out_words
 from reports.kinds import BY_NAME, FAMILIES, KINDS
+from reports.learning import learning_table, learning_words, terms
 from reports.limits import limits
 from reports.reward import reward_against_base, reward_margin, reward_table
-from reports.sentences import as_markdown
+from reports.sentences import Sentence, as_markdown
 from reports.view import View, input_kinds, used_kinds, view_of
 
 
@@ -55,15 +59,28 @@ def gpu_table(view: View) -> list[str]:
     return table(["seconds per step", *data["head"], "idle share"], rows)
 
 
-def rewards(view: View) -> list[str]:
-    """How far the reward rises, and its table."""
-    data = reward_table(view)
+def rewards(data: dict[str, Any], *words: Sentence) -> list[str]:
+    """How far the reward rises: words and table."""
     rows = [
         [f"**{r['letter']}** {r['name']}", *(f"{v} {BY_NAME[r['kind']].mark}" for v in r["cells"])]
         for r in data["rows"]
     ]
-    words = " ".join(as_markdown(s) for s in (reward_margin(view), reward_against_base(view)) if s)
-    return [words, "", *table(["reward", *data["head"]], rows), ""]
+    return [" ".join(as_markdown(s) for s in words if s), "", *table(["reward", *data["head"]], rows), ""]
+
+
+def updates(view: View) -> list[str]:
+    """What the updates did: the words, and the means of the last fifth."""
+    data = learning_table(view)
+    head = ["last fifth of the batches", *(f"{label} ({unit})" for label, unit, _ in data["head"])]
+    rows = [
+        [
+            f"**{r['letter']}** {r['name']}",
+            *(f"{text} {BY_NAME[kind].mark}" if kind else text for text, kind in r["cells"]),
+        ]
+        for r in data["rows"]
+    ]
+    words = as_markdown(learning_words(view)).strip()
+    return [*([words, ""] if words else []), *table(head, rows), ""]
 
 
 def render(comparison: Comparison) -> str:
@@ -87,7 +104,11 @@ def render(comparison: Comparison) -> str:
             worst = gpu_worst(view)
             out += [*([as_markdown(worst), ""] if worst else []), *gpu_table(view), ""]
         if name == "reward":
-            out += rewards(view)
+            out += rewards(reward_table(view), reward_margin(view), reward_against_base(view))
+        if name == "held_out":
+            out += rewards(held_out_table(view), held_out_words(view))
+        if name == "learning":
+            out += updates(view)
     out += [
         "## All figures",
         "",
@@ -109,7 +130,7 @@ def render(comparison: Comparison) -> str:
     out += [f"- {k}: {v}" for k, v in comparison.facts.items() if k not in FAMILIES]
     out += [f"- {k}: {v}" for k, v in comparison.versions.items()]
     out += ["", "## Glossary", ""]
-    out += [f"- **{d.term}**: {d.text}" for d in metric_terms(comparison.rewarded).values()]
+    out += [f"- **{d.term}**: {d.text}" for d in metric_terms(comparison.rewarded, terms(view)).values()]
     out += [f"- {k.mark} **{k.name}**: {k.definition}" for k in KINDS]
     return "\n".join(out) + "\n"
 

@@ -10,6 +10,7 @@ import math
 
 NBSP = "\u00a0"
 MINUS = "\u2212"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def grouped(value: float, decimals: int = 0) -> str:
@@ -84,6 +85,40 @@ def dollars(value: float, spread: float = 0.0) -> str:
     if spread > 0:
         unit = max(unit, 10.0 ** (math.floor(math.log10(spread)) - 1))
     return ("" if value >= 0 else MINUS) + f"${round(abs(value) / unit) * unit:,.0f}"
+
+
+def scientific(value: float, spread: float = 0.0) -> str:
+    """Two digits: `0.012`, `1.2 × 10⁻⁴` below a thousandth; with a spread `0.012 ± 0.003`, `(1.2 ± 0.3) × 10⁻⁴`."""
+    largest = max(abs(value), spread)
+    power = math.floor(math.log10(largest)) if largest > 0 else 0
+    scale, digits = (1.0, max(0, 1 - power)) if largest == 0 or power >= -3 else (10.0**-power, 1)
+    if spread > 0:
+        digits = max(digits, min(digits + 1, -math.floor(math.log10(spread * scale))))
+    text = grouped(value * scale, 0 if largest == 0 else digits)
+    if spread > 0:
+        text += f"{NBSP}±{NBSP}{grouped(spread * scale, digits)}"
+        text = f"({text})" if scale > 1 else text
+    return text if scale == 1 else f"{text}{NBSP}×{NBSP}10{str(power).translate(_RAISED)}"
+
+
+def tick(value: float) -> str:
+    """A round value on an axis, as short as it can be: `0.25`, `40`, `5 × 10⁻⁴`."""
+    if value == 0 or abs(value) >= 1e-3:
+        text = f"{abs(value):,.6g}"
+    else:
+        mantissa, _, power = f"{abs(value):.1e}".partition("e")
+        mantissa = mantissa.removesuffix(".0")
+        raised = f"10{str(int(power)).translate(_RAISED)}"
+        text = raised if mantissa == "1" else f"{mantissa}{NBSP}×{NBSP}{raised}"
+    return MINUS + text if value < 0 else text
+
+
+def size(value: float) -> str:
+    """Bytes: `3.2 MB`, `65 GB`."""
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= bytes_:
+            return f"{plain(value / bytes_)}{NBSP}{unit}"
+    return f"{grouped(value)}{NBSP}B"
 
 
 def times(ratio: float) -> str:

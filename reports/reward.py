@@ -5,6 +5,7 @@ Simulated runs learn nothing and have no place here (`Comparison.rewarded`). It 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +16,7 @@ from reports.comparison import Figures, VariantRuns
 from reports.sentences import Letter, Number, Sentence, joined, say
 from reports.spread import separated
 from reports.view import View, derived, differs, letters
+from testbed.metrics.summary import StepRecord
 
 FIRST, LAST, RISE = "reward_first", "reward_last", "reward_rise"
 MOST_NAMED = 3
@@ -22,7 +24,7 @@ MOST_NAMED = 3
 
 
 class Curve(Struct, frozen=True):
-    """Mean reward by batch: mean, lowest and highest over seeds, of the batches that every seed has."""
+    """A figure by batch: mean, lowest and highest over seeds, of the batches that every seed has."""
 
     batches: list[int]
     mean: list[float]
@@ -31,9 +33,20 @@ class Curve(Struct, frozen=True):
 
 
 def curve(v: VariantRuns) -> Curve:
-    by_seed = [{s.batch: s.reward_mean for s in r.steps} for r in v.runs]
+    """Of the mean reward. Raises ValueError if no batch is common to the seeds."""
+    found = curve_of(v, lambda s: s.reward_mean)
+    if found is None:
+        raise ValueError(f"the seeds of {v.name} have no batch in common")
+    return found
+
+
+def curve_of(v: VariantRuns, read: Callable[[StepRecord], float | None]) -> Curve | None:
+    """Of any figure; None if there is no batch in which every seed has it."""
+    by_seed = [{s.batch: x for s in r.steps if (x := read(s)) is not None} for r in v.runs]
     batches = sorted(set.intersection(*(set(seed) for seed in by_seed)))
     values = [[seed[b] for seed in by_seed] for b in batches]
+    if not batches:
+        return None
     return Curve(batches, [fmean(x) for x in values], [min(x) for x in values], [max(x) for x in values])
 
 

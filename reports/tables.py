@@ -15,16 +15,24 @@ from reports.headings import headings
 from reports.metrics import EVERY
 from reports.palette import GPU_TIME
 from reports.sentences import as_text
+from reports.series import SERIES
 from reports.view import View, input_kinds, view_of
+
+MEASURED = "measured"
+"""Kind of what updates did: only real runs have any."""
 
 
 def table_csv(figures: list[Figures]) -> str:
-    """One number a line: variant, name, metric, label, unit, mean, sd, seeds, kind."""
+    """One number a line: variant, name, metric, label, unit, mean, sd, seeds, kind. What updates did is
+    `learning.SERIES`, of the last fifth of the batches."""
     lines: list[list[object]] = [["variant", "name", "metric", "label", "unit", "mean", "sd", "seeds", "kind"]]
     for f in figures:
         for name, s in f.stats.items():
             m = EVERY[name]
             lines.append([f.letter, f.name, name, m.label, m.unit, s.mean, s.sd, len(s.values), f.kinds[name]])
+        for name, ends in f.learning.items():
+            x, s = SERIES[name], ends.last
+            lines.append([f.letter, f.name, f"learning.{name}", x.label, x.unit, s.mean, s.sd, len(s.values), MEASURED])
     return _csv(lines)
 
 
@@ -76,6 +84,16 @@ def variant_figures(f: Figures) -> dict[str, Any]:
             }
             for name, s in f.stats.items()
         },
+        "learning": {
+            name: {
+                "first": list(ends.first.values),
+                "last": list(ends.last.values),
+                "unit": SERIES[name].unit,
+                "kind": MEASURED,
+            }
+            for name, ends in f.learning.items()
+        },
+        "engine_weight_bytes": f.engine_weight_bytes,
         "gpu_time": [{"lane": x.lane, "pool": x.name, "gpus": x.gpus, "seconds_per_step": x.seconds} for x in f.lanes],
         "staleness": {
             "completion": {str(k): v for k, v in f.completion.items()},

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from reports import html, markdown, tables
 from reports.comparison import Comparison, VariantRuns, all_figures, build_comparison
+from reports.figure_files import write_figures
 from testbed.metrics.summary import RunSummary
 
 
 def write_report(comparison: Comparison, folder: Path) -> dict[str, Path]:
-    """Write `index.html`, `report.md`, `table.csv` and `gpu_time.csv`; returns their paths by those names' stems.
+    """Write `index.html`, `report.md`, `table.csv` and `gpu_time.csv`, and of real runs the learning figures in
+    `figures/`; returns their paths by those names' stems (figures: by file name).
 
     The folder is made if it is missing. Raises OSError when it cannot be written.
     """
@@ -28,7 +30,7 @@ def write_report(comparison: Comparison, folder: Path) -> dict[str, Path]:
     for key, (name, text) in content.items():
         paths[key] = folder / name
         paths[key].write_text(text, encoding="utf-8", newline="\n")
-    return paths
+    return paths | write_figures(comparison, folder)
 
 
 def write_run_report(

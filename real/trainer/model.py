@@ -29,17 +29,23 @@ def load_sharded(
 
 
 def load_value_model(
-    folder: str | Path, mesh: DeviceMesh, dtype: torch.dtype, attn_implementation: str
+    folder: str | Path, mesh: DeviceMesh, dtype: torch.dtype, attn_implementation: str, *, trainable: bool
 ) -> PreTrainedModel:
-    """The model in `folder` with one number per position instead of next-token logits; trainable, sharded likewise. A
-    head that the folder lacks says 0 everywhere: drawn numbers would be noise, and other ones on every rank."""
+    """The model in `folder` with one number per position instead of next-token logits, sharded likewise. If it is to be
+    trained, a head that the folder lacks says 0 everywhere (drawn numbers would be noise, and other ones on every
+    rank); raises `RealError` if it is not: such a model says nothing."""
     model, missing = _load(AutoModelForTokenClassification, folder, attn_implementation, num_labels=1)
     if "score.weight" in missing:
+        if not trainable:
+            raise RealError(
+                f"trainer: {folder} has no value head, so it is no reward model "
+                "(nearest: real.models.reward_model.train_reward_model makes one of it)"
+            )
         torch.nn.init.zeros_(model.score.weight)
         torch.nn.init.zeros_(model.score.bias)
     # FSDP2 warns of outputs that are views of others, which a linear layer's on a batch of rows are.
     model.score.register_forward_hook(lambda _module, _inputs, values: values.clone())
-    model.eval().requires_grad_(True)
+    model.eval().requires_grad_(trainable)
     return _sharded(model, mesh, dtype)
 
 

@@ -93,8 +93,15 @@ class TrainerOptions:
     """None: there is none. It shares the actor's optimizer settings but for its learning rate."""
     teachers: Mapping[str, str] = field(default_factory=dict)
     """Model folder of each teacher by name; one is loaded when it is first asked, and never trained."""
+    reward_model: str | None = None
+    """Folder of a frozen model with a value head that scores responses, loaded when it is first asked; None: none."""
     use_rollout_routing_replay: bool = False
     """Run the experts that generation recorded (R3), in training and in recomputing old log-probs."""
+    quantised: str | None = None
+    """Rule by which the actor's forward passes use its weights as engines hold them after requantisation (module
+    `learning.quantisation`); None: as they are. Critic, reference and teachers stay as they are."""
+    engine_tp_size: int = 1
+    """Ranks of one engine: blocks are cut where its shards are."""
     seed: int = 0
     timeout_s: float = 600.0
     """Of one collective: a rank whose peers have died raises after it at the latest."""
@@ -112,3 +119,5 @@ class TrainerOptions:
         require_model(self.model_path, "model_path")
         for name, folder in self.teachers.items():
             require_model(folder, f"teacher {name}'s model folder")
+        if self.reward_model is not None:
+            require_model(self.reward_model, "reward model's folder")

@@ -2,8 +2,8 @@
 
 Responsible for one optimizer update of the records it is given, together with its peers, and for scoring, snapshots,
 checkpoints and offloading. Beside the actor it holds the other roles that were asked for: a critic (trained), the
-reference and teachers (frozen), each loaded at its first use. It refuses to know groups, batches and versions
-(advantages arrive attached to the records) and it has no sampler: tokens are read, never drawn.
+reference, teachers and a reward model (frozen), each loaded at its first use. It refuses to know groups, batches and
+versions (advantages arrive attached to the records) and it has no sampler: tokens are read, never drawn.
 
 One rank lives in one process, since torch's default process group is the process's. Every method but `address` is
 collective: all ranks call it, in the same order."""
@@ -31,9 +31,11 @@ from real.errors import RealError
 from real.learning.aggregate import Totals, token_weight
 from real.learning.corrections import correction_weights, differences
 from real.learning.critic import RETURNS, VALUES, value_loss
+from real.learning.distillation import TEACHER
 from real.learning.kl import kl_estimate
 from real.learning.log_probs import chosen_log_probs
 from real.learning.losses import policy_loss
+from real.learning.quantisation.forward import quantise_forward
 from real.learning.replay import RoutingReplay
 from real.records import Record
 from real.trainer import checkpoint
@@ -48,6 +50,7 @@ from real.trainer.trained import TrainedModel
 SUMMED = (
     *("loss", "clipped", "ratio", "mismatch_kl", "reference_kl", "truncated", "masked", "weight", "weight_squared"),
     *("with_old", "engine", "engine_kl", "update", "update_kl"),
+    *("with_teacher", "teacher_kl", "teacher_kl_k3"),
 )
 """Statistics of an update's tokens that are sums over them."""
 
@@ -72,6 +75,7 @@ class TrainerRank:
         self._mesh: DeviceMesh | None = None
         self._critic: TrainedModel | None = None
         self._frozen: dict[str, PreTrainedModel] = {}
+        self._reward_model: PreTrainedModel | None = None
         self._replay: RoutingReplay | None = None
         self._away: HostCopies | None = None
         self._publisher: Any = None
@@ -125,7 +129,8 @@ class TrainerRank:
     @property
     def roles(self) -> tuple[str, ...]:
         """The models that are loaded."""
-        return ("actor", *(["critic"] if self._critic is not None else []), *self._frozen)
+        held = (("critic", self._critic), ("reward_model", self._reward_model))
+        return ("actor", *(name for name, model in held if model is not None), *self._frozen)
 
     @property
     def _devices(self) -> DeviceMesh:
@@ -136,6 +141,8 @@ class TrainerRank:
     def _load(self, folder: Path) -> None:
         o = self.options
         model = load_sharded(folder, self._devices, self.dtype, o.attn_implementation, trainable=True)
+        if o.quantised is not None:
+            quantise_forward(model, o.quantised, o.engine_tp_size)
         self.actor = TrainedModel(model, Path(o.model_path), o, o.lr)
         self._replay = RoutingReplay(model) if o.use_rollout_routing_replay else None
 
@@ -143,7 +150,7 @@ class TrainerRank:
         o = self.options
         if o.critic is None:
             raise RealError("trainer: there is no critic; options.critic asks for one")
-        model = load_value_model(folder, self._devices, self.dtype, o.attn_implementation)
+        model = load_value_model(folder, self._devices, self.dtype, o.attn_implementation, trainable=True)
         return TrainedModel(model, Path(o.critic.model_path or o.model_path), o, o.critic.lr)
 
     @property
@@ -188,6 +195,24 @@ class TrainerRank:
         self._require_onloaded()
         net = self.critic.model
         return self._scores(records, net, lambda row: self._value(net, row))
+
+    @torch.no_grad()
+    def rewards(self, records: list[Record]) -> list[float]:
+        """What the reward model says of each whole response: its value at the last token. It works while the others are
+        offloaded: rewards are asked for while engines generate."""
+        if self.options.reward_model is None:
+            raise RealError("trainer: there is no reward model; options.reward_model asks for one")
+        if self._reward_model is None:
+            self._reward_model = load_value_model(
+                self.options.reward_model, self._devices, self.dtype, self.options.attn_implementation, trainable=False
+            )
+        net, found = self._reward_model, [0.0] * len(records)
+        for row in self._rows(records, net):
+            values, end = self._row_values(net, row), 0
+            for i in row.records:
+                end += len(records[i].token_ids)
+                found[i] = float(values[end - 1])
+        return found
 
     def _scores(
         self, records: list[Record], net: PreTrainedModel, score: Callable[[Row], Tensor]
@@ -238,8 +263,8 @@ class TrainerRank:
 
         tokens, summed = max(totals.tokens, 1), dict(zip(SUMMED, self._sum(sums.tolist()), strict=True))
 
-        def of_those_with_old(name: str) -> float | None:
-            return summed[name] / summed["with_old"] if summed["with_old"] else None
+        def of_those(which: str, name: str) -> float | None:
+            return summed[name] / summed[which] if summed[which] else None
 
         squares = summed["weight_squared"]
         return StepStats(
@@ -254,10 +279,12 @@ class TrainerRank:
             truncated_share=summed["truncated"] / tokens,
             masked_share=summed["masked"] / tokens,
             effective_sample_size=summed["weight"] ** 2 / (tokens * squares) if squares else 0.0,
-            engine_log_ratio=of_those_with_old("engine"),
-            engine_kl=of_those_with_old("engine_kl"),
-            update_log_ratio=of_those_with_old("update"),
-            update_kl=of_those_with_old("update_kl"),
+            engine_log_ratio=of_those("with_old", "engine"),
+            engine_kl=of_those("with_old", "engine_kl"),
+            update_log_ratio=of_those("with_old", "update"),
+            update_kl=of_those("with_old", "update_kl"),
+            teacher_kl=of_those("with_teacher", "teacher_kl"),
+            teacher_kl_k3=of_those("with_teacher", "teacher_kl_k3"),
             sequences=totals.sequences,
             tokens=totals.tokens,
             input_tokens=int(counts[2]),
@@ -337,12 +364,16 @@ class TrainerRank:
 
     def _value(self, critic: PreTrainedModel, row: Row) -> Tensor:
         """[K] float32: V where each response token of the row was about to be chosen."""
-        values = critic(
+        return self._row_values(critic, row)[self._tensor(row.predictors)].float()
+
+    def _row_values(self, model: PreTrainedModel, row: Row) -> Tensor:
+        """[T]: the value head's number at each position of the row."""
+        values: Tensor = model(
             input_ids=self._tensor(row.token_ids)[None],
             position_ids=self._tensor(row.position_ids)[None],
             use_cache=False,
         ).logits[0, :, 0]
-        return values[self._tensor(row.predictors)].float()
+        return values
 
     def _replaying(self, replay: RoutingReplay | None, row: Row, records: list[Record]) -> AbstractContextManager[None]:
         if replay is None:
@@ -429,6 +460,11 @@ class TrainerRank:
             apart = differences(generation, old, now)
             parts += [torch.ones_like(now), apart.engine, kl_estimate(generation, old)]
             parts += [apart.update, kl_estimate(old, now)]
+        teacher, student = joined(lambda r: r.extra.get(TEACHER)), generation if old is None else old
+        if teacher is None:
+            parts += [now.new_zeros(())] * 3
+        else:
+            parts += [torch.ones_like(now), kl_estimate(student, teacher, "k1"), kl_estimate(student, teacher)]
         return value, torch.stack([p.double().sum() for p in parts])
 
     def _row_value_loss(self, values: Tensor, records: list[Record], value_clip: float | None) -> tuple[Tensor, Tensor]:
@@ -486,8 +522,8 @@ class TrainerRank:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def offload(self) -> Moved:
-        """Parameters and optimizer state of every loaded role to host copies; their device memory is free. Nothing if
-        they are away already."""
+        """Parameters and optimizer state of every loaded role but the reward model to host copies; their device memory
+        is free. Nothing if they are away already."""
         if self._away is not None:
             return Moved(0, 0.0)
         held = [*self.actor.tensors(), *(self._critic.tensors() if self._critic is not None else ())]

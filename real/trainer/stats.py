@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+
+from real.learning.options import LossOptions, WeightLimits
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,13 @@ class StepStats:
     """log p(trainer now) - log p(trainer before the batch's first update), where this update begins."""
     update_kl: float | None = None
     """k3 estimate of KL(old || current)."""
+    teacher_kl: float | None = None
+    """log p(student before the update) - log p(its teacher) of the student's own tokens: the k1 estimate of
+    KL(student || teacher), which its noise may take below 0. The student's side is that of the distillation signal
+    (old log-probs where they were recomputed, else generation's). This and the next only where records have teachers.
+    """
+    teacher_kl_k3: float | None = None
+    """The same by k3, never negative."""
     replayed_positions: int = 0
     """Positions that ran the experts of their routing record (R3)."""
     fallback_positions: int = 0
@@ -68,6 +79,39 @@ class CriticStats:
     """1 - Var(return - value) / Var(return) of the values before the update; 0 where all returns are equal."""
     tokens: int
     seconds: float
+
+
+def batch_figures(updates: Sequence[tuple[StepStats, CriticStats | None]], loss: LossOptions) -> dict[str, float]:
+    """What the updates of one batch did, each figure a mean over those of them that have it: the entries of
+    `testbed.metrics.summary.StepRecord.learning`. Names are the fields' own, with `value_` in front of those of a
+    critic that an actor has too.
+
+    Only what has a meaning under this loss: no clipped share of a loss that does not clip, no truncated share without
+    limits, no KL to a reference that there is not, no `mismatch_kl` where its two parts are known apart."""
+    limited = loss.limits != WeightLimits()
+    names = ["grad_norm", "teacher_kl", "teacher_kl_k3"]
+    names += ["clip_share"] if loss.loss_type in ("ppo_clip", "gspo", "cispo") else []
+    names += ["truncated_share", "masked_share"] if limited else []
+    names += ["effective_sample_size"] if limited or loss.corrects else []
+    names += ["reference_kl"] if loss.kl_coef > 0 else []
+    found: dict[str, list[float]] = {}
+    for stats, critic in updates:
+        apart = ("engine_kl", "update_kl") if stats.engine_kl is not None else ("mismatch_kl",)
+        for name in (*apart, *names):
+            value = getattr(stats, name)
+            if value is not None:
+                found.setdefault(name, []).append(value)
+        replayed = stats.replayed_positions + stats.fallback_positions
+        if replayed:
+            found.setdefault("fallback_share", []).append(stats.fallback_positions / replayed)
+        if critic is not None:
+            for name, value in (
+                ("value_loss", critic.loss),
+                ("value_grad_norm", critic.grad_norm),
+                ("explained_variance", critic.explained_variance),
+            ):
+                found.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in found.items()}
 
 
 @dataclass(frozen=True)

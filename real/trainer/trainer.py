@@ -52,6 +52,10 @@ class Trainer:
         return other
 
     @property
+    def loss(self) -> LossOptions:
+        return self._loss
+
+    @property
     def world(self) -> int:
         return len(self._ranks)
 
@@ -63,11 +67,18 @@ class Trainer:
     async def log_probs(self, records: Sequence[Record], model: str = "actor") -> list[NDArray[np.float32]]:
         """[R] for each record, in their order, by `actor`, `reference` or `teacher:NAME`. The records stay as they are:
         generation log-probs are another field."""
-        return await self._per_record("log_probs", records, model)
+        found: list[NDArray[np.float32]] = await self._per_record("log_probs", records, model)
+        return found
 
     async def values(self, records: Sequence[Record]) -> list[NDArray[np.float32]]:
         """[R] for each record, by the critic: what it expects before each response token."""
-        return await self._per_record("values", records)
+        found: list[NDArray[np.float32]] = await self._per_record("values", records)
+        return found
+
+    async def rewards(self, records: Sequence[Record]) -> list[float]:
+        """For each record, in their order, what the reward model says of its response."""
+        found: list[float] = await self._per_record("rewards", records)
+        return found
 
     async def teacher_log_probs(self, records: Sequence[Record], teachers: Sequence[str]) -> list[TeacherValues]:
         """For each record, in their order, what the teacher named for it says, and the contexts in which it read: to go
@@ -79,10 +90,10 @@ class Trainer:
             found |= {i: teacher_values(records[i], v) for i, v in zip(of, scores, strict=True)}
         return [found[i] for i, _ in enumerate(zip(records, teachers, strict=True))]
 
-    async def _per_record(self, method: str, records: Sequence[Record], *args: Any) -> list[NDArray[np.float32]]:
+    async def _per_record(self, method: str, records: Sequence[Record], *args: Any) -> list[Any]:
         shares = ranks_of([len(r.token_ids) for r in records], self.world)
         answers = await self._each(method, [([records[i] for i in share], *args) for share in shares])
-        found: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(records)
+        found: list[Any] = [None] * len(records)
         for share, values in zip(shares, answers, strict=True):
             for i, value in zip(share, values, strict=True):
                 found[i] = value

@@ -21,6 +21,7 @@ from testbed.metrics.batch import LOST_TURN, BatchFold, BatchTotals
 from testbed.metrics.fold import Handler, Handlers
 from testbed.metrics.gpu_time import GpuTime
 from testbed.metrics.lanes import split_generate
+from testbed.metrics.scores import Score
 from testbed.metrics.sketch import Sketch
 from testbed.metrics.staleness import sizes_of
 from testbed.metrics.summary import (
@@ -57,6 +58,10 @@ class RunMeta(Struct, frozen=True, kw_only=True):
     finish_reason: str = ""
     kinds: dict[str, str] = field(default_factory=dict)
     marks: dict[str, float] = field(default_factory=dict)
+    learning: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By batch, as in `StepRecord`."""
+    held_out: list[Score] = field(default_factory=list)
+    engine_weight_bytes: float = 0.0
 
 
 class EventCounter:
@@ -242,12 +247,14 @@ class RunMetrics:
             trajectory=totals.mean_time(),
             overlap_s_per_step=_ratio(self._seconds["overlap"], steps),
             hidden_generation_share=_ratio(self._seconds["hidden_generation"], self._seconds["generation"]),
-            steps=self._step_records(waste.share),
+            steps=self._step_records(waste.share, meta.learning),
             events=self.events,
             backend_events=meta.backend_events,
             finish_reason=meta.finish_reason,
             kinds=dict(meta.kinds),
             marks=dict(meta.marks),
+            held_out=list(meta.held_out),
+            engine_weight_bytes=meta.engine_weight_bytes,
         )
 
     def _pools(self, dropped_share: float) -> list[PoolTime]:
@@ -258,13 +265,13 @@ class RunMetrics:
             pools.append(PoolTime(lane.name, lane.kind, lane.gpus, moved))
         return pools
 
-    def _step_records(self, dropped_share: float) -> list[StepRecord]:
+    def _step_records(self, dropped_share: float, learning: Mapping[int, dict[str, float]]) -> list[StepRecord]:
         """With the run's share of dropped tokens, not the step's: a drop ends generation of earlier steps."""
         records = []
         for step in self._steps:
             moved = dict(step.gpu_seconds)
             split_generate(moved, 0.0, dropped_share)
-            records.append(replace(step, gpu_seconds=moved))
+            records.append(replace(step, gpu_seconds=moved, learning=dict(learning.get(step.batch, {}))))
         return records
 
     def _waste(self) -> Waste:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from testbed.metrics.scores import Score
+
 CAUSES: tuple[str, ...] = (
     "generate",
     "generate_tail",
@@ -155,6 +157,9 @@ class StepRecord(Struct):
     staleness_max: int
     reward_mean: float = 0.0
     """Of the batch's trajectories; in a simulation the workload's own draws, which learn nothing."""
+    learning: dict[str, float] = field(default_factory=dict)
+    """Name -> mean over the batch's updates, of what has a meaning in this run (`real.trainer.stats.batch_figures`).
+    Empty in a simulation, and in summaries from before it was kept."""
 
 
 class RunSummary(Struct):
@@ -214,3 +219,8 @@ class RunSummary(Struct):
     measured | calibrated | analytic | published | simulated | assumed."""
     marks: dict[str, float]
     """Shares of cost-model answers outside their table's range, by model (`decode`, `prefill`)."""
+    held_out: list[Score] = field(default_factory=list)
+    """On tasks that the run does not train on, of all kinds together: before the first batch and after the last; empty
+    where nobody asked (`real.eval_tasks`)."""
+    engine_weight_bytes: float = 0.0
+    """Of one engine's weights as the format that it serves stores them; 0: not said."""
