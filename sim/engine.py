@@ -318,7 +318,9 @@ class EngineModel(Scheduler):
             self.enqueue(inbox.popleft()[2])
         batch = self.batch
         running = len(batch)
-        self._open = opened = self.rows > 0 and running < self.max_run and not (self.full and running)
+        self._open = opened = self.preempts or (
+            self.rows > 0 and running < self.max_run and not (self.full and running)
+        )
         if not self.skip or not running or self.chunked is not None or (opened and self.queue):
             k = 0
         else:
@@ -418,6 +420,7 @@ class EngineModel(Scheduler):
         t = self.t
         idle = self.last == NOTHING and not self.batch and self.chunked is None
         end = self.gpu_end if self.device and self.last and self.gpu_end > t else t
+        deferring = self.defer
         kind = self.form(t)
         if self.ended:
             self._say_ended(t)
@@ -436,7 +439,7 @@ class EngineModel(Scheduler):
                 self.gpu_end = (gpu_end if gpu_end > t else t) + seconds
             else:
                 end = t + seconds
-        elif idle and self.queue:
+        elif idle and self.queue and not deferring:
             r = self.queue[0]
             raise EngineStuck(
                 f"request {r.rid!r} ({r.prompt_tokens} prompt tokens, max_new_tokens {r.limit}) "
@@ -464,6 +467,7 @@ class EngineModel(Scheduler):
             return
         if now > self.t:
             self.ratio.reset()
+            self.defer = 0
             self.t = now
         self._k = 0
         self._form = self.forms_next = True

@@ -13,7 +13,7 @@ from itertools import islice
 from sim.admission_budget import CLIP_MAX_NEW_TOKENS
 from sim.engine_options import DECODE, EXTEND, IN_BATCH_PREFIX, LPM_QUEUE, TOUCH_EVERY
 from sim.engine_request import FOREVER, Request
-from sim.engine_state import State
+from sim.engine_state import NO_REQUESTS, State
 from sim.radix_cache import RadixCache
 
 _TIE = 1e-3
@@ -34,6 +34,10 @@ class Admission(State):
 
     def _order(self) -> None:
         """Sort the queue (lpm), or every 32nd pass refresh the recency of what its head will hit (fcfs)."""
+        if self._unsorted:
+            sign = self.sign
+            self.queue = deque(sorted(self.queue, key=lambda r: (sign * r.priority, r.turn)))  # type: ignore[operator]
+            self._unsorted = False
         queue, cache = self.queue, self.cache
         if self.lpm and len(queue) <= LPM_QUEUE:
             seen = RadixCache(1, 0)
@@ -68,6 +72,14 @@ class Admission(State):
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 
+    def _defers(self) -> bool:
+        """Whether `prefill_decode_interval` keeps this iteration free of prefills."""
+        if len(self.batch) < self.options.prefill_decode_interval_min_bs:
+            self.defer = 0
+            return False
+        self.defer -= 1
+        return True
+
     def _running_offset(self, ratio: float) -> tuple[float, bool]:
         """Tokens the running batch is expected to ask for, and whether the float is exactly the engine's."""
         future, ignoring = self.future, self.future_ignore_eos
@@ -86,25 +98,32 @@ class Admission(State):
                             total += 1
         return whole + total * ratio, not total or ratio == 1.0
 
+    def _offset(self, r: Request, ratio: float) -> float:
+        """What one of them is expected to ask for, as the engine computes it."""
+        return min(r.limit - self._out(r), CLIP_MAX_NEW_TOKENS) * (1.0 if r.ignore_eos else ratio)
+
     def _running_offset_in_order(self, ratio: float) -> float:
         """The same sum as the engine adds it up, request by request."""
         acc = 0.0
         for r in self.batch.values():
-            acc += min(r.limit - self._out(r), CLIP_MAX_NEW_TOKENS) * (1.0 if r.ignore_eos else ratio)
+            acc += self._offset(r, ratio)
         return acc
 
     def _prefill(self, t: float) -> list[Request]:
         """One admission pass: the prefill batch it formed, with its slots; empty if none."""
         running = len(self.batch)
         pending = self.chunked
-        if pending is None and (self.rows <= 0 or running >= self.max_run):
+        if pending is None and (self.rows <= 0 or running >= self.max_run) and not self.preempts:
             self.full = True
             return []
         self._order()
 
         page, cache, chunk = self.page, self.cache, self.chunk
         ratio = self.ratio.value()
-        total, exact = self._running_offset(ratio)
+        if self.preempts:
+            total, exact = self._running_offset_in_order(ratio), True
+        else:
+            total, exact = self._running_offset(ratio)
         charges: list[int] = []
         now_offset = 0
         rem_input = self.max_prefill
@@ -112,6 +131,7 @@ class Admission(State):
         batch: list[Request] = []
         cut: Request | None = None
         taken = continued = 0
+        preempted: list[Request] = []
         before: Request | None = None  # the candidate that was matched last
 
         if pending is not None:  # the unfinished prompt always goes first
@@ -148,7 +168,13 @@ class Admission(State):
             size = len(batch)
             if self.full or size >= self.max_run - running or size - continued >= self.rows:
                 self.full = True
-                break
+                victims = self._victims(r, total, ratio) if self.preempts else NO_REQUESTS
+                if not victims:
+                    break
+                total = self._preempt(victims, total, ratio)
+                running = len(self.batch)
+                preempted += victims
+                before = None  # eviction may have taken what it hit
             outputs = r.out
             length = r.prompt_tokens + outputs
             cap = length - 1
@@ -168,6 +194,8 @@ class Admission(State):
                 )
             before = r
             cache.pin(node)
+            if self.prioritized:
+                r.fill, r.prefix = length, hit
             n = length - hit
             future = r.limit - outputs
             if future > CLIP_MAX_NEW_TOKENS:
@@ -215,14 +243,46 @@ class Admission(State):
                 break
 
         if not batch:
+            if preempted:
+                self._requeue(preempted)
             return batch
         queue = self.queue
         for _ in range(taken):
             queue.popleft()
+        if preempted:
+            self._requeue(preempted)
         if cut is not None:
             self.chunked = cut
         self._launch_prefill(batch, t)
         return batch
+
+    # --- priority -----------------------------------------------------------------------------------------------------
+
+    def _victims(self, r: Request, total: float, ratio: float) -> list[Request]:
+        """Running requests to send back for candidate `r`: lowest priority first, of equal ones the latest in the
+        queue, until their expected tokens cover what `r` lacks. Empty if they do not, or if none is lower enough.
+
+        What `r` lacks is counted with the tokens and the prefix of the last time it was looked at: a request that is
+        new has none (SGLang's `preempt_to_schedule` comes before the match). Returned in batch order.
+        """
+        sign, threshold = self.sign, self.options.priority_scheduling_preemption_threshold
+        lacks = r.fill - r.prefix + min(r.limit, CLIP_MAX_NEW_TOKENS) - (self.cache.free + self.cache.evictable - total)
+        victims = set()
+        for v in sorted(self.batch.values(), key=lambda v: (-sign * v.priority, -v.turn)):  # type: ignore[operator]
+            if (r.priority - v.priority) * -sign <= threshold:  # type: ignore[operator]
+                break
+            victims.add(v)
+            lacks -= self._offset(v, ratio)
+            if lacks <= 0:
+                return [v for v in self.batch.values() if v in victims]
+        return NO_REQUESTS
+
+    def _preempt(self, victims: list[Request], total: float, ratio: float) -> float:
+        """Send them back as a retraction would; returns the offset `total` without theirs."""
+        for v in victims:
+            total -= self._offset(v, ratio)
+            self._put_back(v, len(self.batch) - 1)
+        return total
 
     def _total_in_order(self, ratio: float, charges: list[int]) -> float:
         acc = self._running_offset_in_order(ratio)

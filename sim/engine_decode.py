@@ -36,8 +36,10 @@ class Decoding(State):
         """
         before = len(self.batch)
         ending = 0
+        if len(self._ending) == before and not any([r.limit for r in self._ending]):
+            return False  # all are prefills alone (`max_new_tokens` 0), which stay until their result is there
         for r in self._ending:
-            if r.final >= r.limit:  # its last token is in flight: no row for it
+            if r.entry and r.final >= r.limit:  # its last token is in flight: no row for it
                 self._leave(r)
                 ending += 1
         if not self.batch:
@@ -65,7 +67,15 @@ class Decoding(State):
 
     def _retract(self) -> None:
         """Not even eviction makes room: send requests back to the queue, those with the fewest outputs first."""
-        keep = sorted(self.batch.values(), key=lambda r: (self._out(r), -r.prompt_tokens), reverse=True)
+        if self.options.retraction_policy == "priority":
+            sign = self.sign
+            keep = sorted(
+                self.batch.values(),
+                key=lambda r: (-sign * r.priority, self._out(r), -r.prompt_tokens),  # type: ignore[operator]
+                reverse=True,
+            )
+        else:
+            keep = sorted(self.batch.values(), key=lambda r: (self._out(r), -r.prompt_tokens), reverse=True)
         gone: list[Request] = []
         while len(keep) > 1 and (not gone or not self._fits()):
             r = keep.pop()
@@ -79,30 +89,16 @@ class Decoding(State):
             self._leave(r)
             self._release(r, False)
             r.done = r.dropped = True
+            r.retracted += 1  # SGLang counts it as a retraction too
             self.ended.append(r)
         if keep != list(self.batch.values()):  # the batch stays in the order of the victims' search
             self.batch = {}
             for r in keep:
                 self._seq = r.seq = self._seq + 1
                 self.batch[r.seq] = r
-        self.queue.extend(gone)
+        self._requeue(gone)
         outputs = sum(self._out(r) for r in keep) + RETRACT_DECODE_STEPS * len(keep)
         self.ratio.set(min(1.0, outputs / (sum(r.limit for r in keep) + 1)))
-
-    def _put_back(self, r: Request, remaining: int) -> None:
-        """Retract one request: its slots go, nothing is published, its outputs stay with it."""
-        if r.entry:
-            r.out = self._out(r)
-            self._leave(r)
-        self._release(r, False)
-        wanted = remaining * RETRACT_DECODE_STEPS
-        if self.cache.free < wanted:
-            self.cache.evict(wanted)
-        if r.kv > r.known_tokens:
-            r.known_tokens = r.kv
-        r.dropped = r.stain = True
-        r.prefix = r.owned = r.kv = r.end = 0
-        r.retracted += 1
 
     # --- many steps ---------------------------------------------------------------------------------------------------
 
@@ -168,6 +164,10 @@ class Decoding(State):
         self.context += k * count
         self.ratio.taken += k
         self.iterations += k
+        if self.queue and k > self.defer:  # a pass finds no row
+            self.full = True
+        if self.defer:
+            self.defer = max(self.defer - k, 0) if count >= self.options.prefill_decode_interval_min_bs else 0
         self.last = DECODE
         self.flight = NO_REQUESTS
         if not self.overlap:

@@ -29,6 +29,17 @@ class EngineModelOptions(Struct, frozen=True):
     page_size: int = 1
     schedule_policy: str = "fcfs"
     """`fcfs` or `lpm`."""
+    enable_priority_scheduling: bool = False
+    """Higher `priority` first, with `fcfs`; requests without one come last."""
+    disable_priority_preemption: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    """A running request is sent back for a candidate whose priority is higher by more than this."""
+    schedule_low_priority_values_first: bool = False
+    retraction_policy: str = "length"
+    """`length`, or `priority`: lower priorities are retracted first."""
+    prefill_decode_interval: int = 0
+    """Iterations without a prefill after each prefill, while `prefill_decode_interval_min_bs` requests run."""
+    prefill_decode_interval_min_bs: int = 0
     schedule_conservativeness: float = 1.0
     context_length: int = 1 << 40
     disable_overlap_schedule: bool = False

@@ -33,6 +33,7 @@ class Request:
         "end",
         "entry",
         "events",
+        "fill",
         "final",
         "finish_key",
         "first_t",
@@ -52,6 +53,7 @@ class Request:
         "output_tokens",
         "owned",
         "prefix",
+        "priority",
         "prompt_tokens",
         "quota",
         "recomputed",
@@ -61,6 +63,7 @@ class Request:
         "stain",
         "started_t",
         "stops",
+        "turn",
         "version",
     )
 
@@ -78,6 +81,7 @@ class Request:
         namespace: Any = 0,
         known_tokens: int = 0,
         logprob_start: int = -1,
+        priority: int | None = None,
     ) -> None:
         self.rid = rid
         self.content = content
@@ -101,6 +105,8 @@ class Request:
         """Prompt tokens this trajectory had computed before: computing them again is recomputation."""
         self.logprob_start = logprob_start
         """At most this many prompt tokens may come from the cache; -1: all but the last."""
+        self.priority = priority
+        """Looked at under priority scheduling alone; None: the lowest."""
 
         # --- scheduling state; written by the engine alone
         self.limit = 0
@@ -145,6 +151,12 @@ class Request:
     lock: Node | None
     version: int
     """Weight version at its latest prefill."""
+
+    # under priority scheduling alone
+    turn: int
+    """Count of entries into the queue at its latest one."""
+    fill: int
+    """Tokens of prompt and outputs when it was last looked at for admission."""
 
     # from the first time in the running batch on
     base: int

@@ -30,7 +30,7 @@ class Scheduler(Admission, Decoding):
         """Choose and launch the next batch at time `t`; returns its kind. `settle` must follow."""
         r = self.chunked
         if r is not None:
-            if r.abort:
+            if r is self.chunk_abort:
                 self.chunked = None
                 self._release(r, False)
                 r.done = True
@@ -39,24 +39,27 @@ class Scheduler(Admission, Decoding):
                 if r.end > r.prefix:
                     self._publish(r, r.end)
                 r.prefix = r.end
+        self.chunk_abort = None
         finishes, steps = self.finishes, self.steps
         ends = finishes and finishes[0][0] <= steps and self.overlap
         self._ending = self._pop_ending(steps) if ends else NO_REQUESTS
-        if not self.batch:
-            self.full = False
-        idle = self.chunked is None and (self.full or not self.queue)
-        self.formed = formed = NO_REQUESTS if idle else self._prefill(t)
+        if self.defer and self._defers():
+            self.formed = formed = NO_REQUESTS
+        else:
+            if not self.batch or self.preempts:
+                self.full = False
+            idle = self.chunked is None and (self.full or not self.queue)
+            self.formed = formed = NO_REQUESTS if idle else self._prefill(t)
         kind = NOTHING
         if formed:
             kind = EXTEND
+            self.defer = self.options.prefill_decode_interval
         elif self.batch and self._decode():
             kind = DECODE
         if kind:
             self.iterations += 1
             if self.trace is not None:
                 self._note(kind)
-        elif self.last == NOTHING and not self.queue:
-            self.ratio.reset()
         return kind
 
     def settle(self, kind: int, t: float) -> None:
@@ -77,6 +80,8 @@ class Scheduler(Admission, Decoding):
             for r in self._ending:
                 if not r.dropped:
                     self._end(r)
+        if kind == NOTHING and not (self.queue or self.batch or self.chunked or (self.overlap and self.last)):
+            self.ratio.reset()  # idle, and no results were in flight
         self.last = kind
         self.flight = formed
         if kind == EXTEND:
@@ -98,24 +103,18 @@ class Scheduler(Admission, Decoding):
             self.settle(NOTHING, t)
         self.last = NOTHING
         batch = list(self.batch.values())
-        for i, r in enumerate(batch):
-            self._put_back(r, len(batch) - i)
-        self.queue.extend(batch)
         chunk = self.chunked
         if chunk is not None:
-            self.chunked = None
-            if chunk.abort:
-                self._release(chunk, False)
-                chunk.done = True
-                self.ended.append(chunk)
-            else:
-                self._put_back(chunk, 0)
-                self.queue.append(chunk)
+            self.chunked = None  # if it is to be aborted, it ends with its first result
+            batch.append(chunk)
+        for i, r in enumerate(batch):
+            self._put_back(r, len(batch) - i)
+        self._requeue(batch)
 
     def admits(self) -> bool:
-        """Whether a request in the queue would be looked at now (rows free, latch not set)."""
+        """Whether a request in the queue would be looked at now (rows free, latch not set; or it may preempt)."""
         running = len(self.batch)
-        return self.rows > 0 and running < self.max_run and not (self.full and running)
+        return self.preempts or (self.rows > 0 and running < self.max_run and not (self.full and running))
 
     def plain_steps(self) -> int:
         """How many decode steps of the present running batch are ahead in which nothing happens but the steps.

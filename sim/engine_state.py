@@ -15,10 +15,12 @@ from heapq import heappop, heappush
 from typing import Any
 
 from sim.admission_budget import FutureTokens, NewTokenRatio
-from sim.engine_options import DECODE, EXTEND, NOTHING, EngineModelOptions
+from sim.engine_options import DECODE, EXTEND, NOTHING, RETRACT_DECODE_STEPS, EngineModelOptions
 from sim.engine_request import Request
 from sim.radix_cache import RadixCache, normalised
 
+_LOWEST = 1 << 63
+"""Beyond every priority."""
 NO_REQUESTS: list[Request] = []
 """Shared; lists of requests are replaced, never changed."""
 REFUSED_CONTENT = -2
@@ -31,13 +33,17 @@ class State:
     __slots__ = [
         "_ending",
         "_seq",
+        "_turn",
+        "_unsorted",
         "batch",
         "cache",
         "cached_tokens",
         "caching",
         "chunk",
+        "chunk_abort",
         "chunked",
         "context",
+        "defer",
         "ended",
         "finish_key",
         "finishes",
@@ -58,16 +64,19 @@ class State:
         "page",
         "passes",
         "pool",
+        "preempts",
         "prefill_again",
         "prefill_attention",
         "prefill_new",
         "prefill_tokens",
+        "prioritized",
         "queue",
         "ratio",
         "recomputed_tokens",
         "residues",
         "retractions",
         "rows",
+        "sign",
         "slots",
         "steps",
         "trace",
@@ -79,6 +88,12 @@ class State:
         page = o.page_size
         if o.schedule_policy not in ("fcfs", "lpm"):
             raise ValueError(f"schedule_policy {o.schedule_policy!r}: fcfs and lpm are modelled")
+        if o.enable_priority_scheduling and o.schedule_policy != "fcfs":
+            raise ValueError(f"enable_priority_scheduling with schedule_policy {o.schedule_policy!r}: fcfs is modelled")
+        if o.retraction_policy != "length" and not (o.retraction_policy == "priority" and o.enable_priority_scheduling):
+            raise ValueError(
+                f"retraction_policy {o.retraction_policy!r} is length, or priority with enable_priority_scheduling"
+            )
         if o.chunked_prefill_size != -1 and o.chunked_prefill_size < page:
             raise ValueError("chunked_prefill_size is -1 (off) or at least page_size")
         self.options = o
@@ -93,6 +108,10 @@ class State:
         self.caching = not o.disable_radix_cache
         self.max_len = min(o.context_length, self.pool) - 1
         self.passes = o.passes
+        self.prioritized = o.enable_priority_scheduling
+        self.preempts = o.enable_priority_scheduling and not o.disable_priority_preemption
+        self.sign = 1 if o.schedule_low_priority_values_first else -1
+        """Times a priority: the lower comes first."""
         self.cache = RadixCache(page, self.slots)
         self.ratio = NewTokenRatio(o.schedule_conservativeness, o.new_token_ratio_decay_steps)
         self.version = 0
@@ -103,6 +122,8 @@ class State:
         """Running, in the order of joining."""
         self.chunked: Request | None = None
         """The request whose prompt is unfinished, if any."""
+        self.chunk_abort: Request | None = None
+        """It, if it is to be aborted at the next iteration."""
         self.full = False
         """SGLang's `batch_is_full` latch."""
         self.last = NOTHING
@@ -128,6 +149,11 @@ class State:
         """The prefill batch of the iteration being formed."""
         self._ending: list[Request] = []
         self._seq = 0
+        self._turn = 0
+        self._unsorted = False
+        """Whether the queue is not in the order of priorities."""
+        self.defer = 0
+        """Iterations that `prefill_decode_interval` still keeps free of prefills."""
 
         self.ended: list[Request] = []
         """Requests that ended since the caller last looked, in order."""
@@ -159,18 +185,37 @@ class State:
             r.limit = limit = limit if limit > 0 else 0
             r.final = r.output_tokens if r.output_tokens < limit else limit or 1
         self.queue.append(r)
+        if self.prioritized:
+            if r.priority is None:
+                r.priority = self.sign * _LOWEST
+            r.fill = r.prefix = 0
+            self._take_turn(r)
+
+    def _requeue(self, requests: list[Request]) -> None:
+        """Requests that ran go to the tail of the queue."""
+        self.queue.extend(requests)
+        if self.prioritized:
+            for r in requests:
+                self._take_turn(r)
+
+    def _take_turn(self, r: Request) -> None:
+        self._turn = r.turn = self._turn + 1
+        self._unsorted = True
 
     def abort_request(self, r: Request, reason: str = "aborted") -> bool:
         """Abort at the start of an iteration.
 
         Returns True if it was waiting and is gone; else it ends with its next result.
         """
-        if r.done or r.abort:
+        waits = not r.entry and r is not self.chunked
+        if r.done or (r.abort and not waits):
             return False
         r.abort = reason
         if r.entry:
             self._finish_after(r, self._out(r) + 1)
-        elif r is not self.chunked:
+        elif r is self.chunked:
+            self.chunk_abort = r
+        else:
             self.queue.remove(r)
             r.done = True
             return True
@@ -317,6 +362,21 @@ class State:
         r.lock = None
         self.rows += 1
 
+    def _put_back(self, r: Request, remaining: int) -> None:
+        """Retract one request: its slots go, nothing is published, its outputs stay with it."""
+        if r.entry:
+            r.out = self._out(r)
+            self._leave(r)
+        self._release(r, False)
+        wanted = remaining * RETRACT_DECODE_STEPS
+        if self.cache.free < wanted:
+            self.cache.evict(wanted)
+        if r.kv > r.known_tokens:
+            r.known_tokens = r.kv
+        r.dropped = r.stain = True
+        r.prefix = r.owned = r.kv = r.end = 0
+        r.retracted += 1
+
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _settle_prefill(self, batch: list[Request], chunk: Request | None, t: float) -> None:
@@ -327,7 +387,10 @@ class State:
             r.out += 1
             if r.first_t < 0.0:
                 r.first_t = t
-            if r.out >= r.final or r.abort:
+            if r.out >= r.final:
+                self._end(r)
+            elif r.abort:
+                r.final = r.out
                 self._end(r)
             else:
                 self._publish(r, r.end)

@@ -39,7 +39,7 @@ def kinds_of(backend: SimulatedBackend) -> dict[str, str]:
     cost = backend.costs.kind
     kinds = {
         "engine_step": "assumed" if cost == "linear" else cost,
-        "trainer": "analytic" if backend.scenario.training.cost.type == "analytic" else "assumed",
+        "trainer": {"analytic": "analytic", "fitted": "calibrated"}.get(backend.scenario.training.cost.type, "assumed"),
         "links": "analytic",
         "price": "assumed",
     }

@@ -1,1 +1,2 @@
-"""SGLang engines: what one server is started with, its process, and the client that speaks its native protocol."""
+"""SGLang engines: what one server is started with, its process, the client that speaks its native protocol,
+and traces of its scheduler."""

@@ -57,6 +57,23 @@ def test_skip_equals_iterate_in_every_configuration(forward: str, overlap: bool,
         assert_same(seed, forward=forward, disable_overlap_schedule=not overlap, page_size=page, schedule_policy=policy)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"enable_priority_scheduling": True},
+        {"enable_priority_scheduling": True, "disable_priority_preemption": True, "retraction_policy": "priority"},
+        {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True, "prefill_decode_interval": 3},
+        {"prefill_decode_interval": 2},
+        {"prefill_decode_interval": 9, "prefill_decode_interval_min_bs": 3},
+    ],
+    ids=["preempting", "priority", "low first", "interval", "interval from 3"],
+)
+def test_skip_equals_iterate_with_priorities_and_intervals(fixed: dict[str, object], overlap: bool) -> None:
+    for seed in range(12):
+        assert_same(seed, schedule_policy="fcfs", disable_overlap_schedule=not overlap, **fixed)
+
+
 def test_the_workloads_reach_what_they_are_for() -> None:
     """The property test would be empty if nothing were retracted, aborted, paused or evicted."""
     retractions = aborts = pauses = evictions = spans = again = 0

@@ -1,9 +1,5 @@
 """The engine model against traces of real SGLang 0.5.23 schedulers, and against an independent model where no trace
-exists.
-
-Compared in every iteration: the batch and its order, prefix and new token counts, the queue before and after, the
-running batch, the latch, the chunked request, free, evictable and locked slots, rows, new_token_ratio to the last bit,
-evictions wanted and got, retractions, finishes and cached tokens. There is no tolerance.
+exists. What is compared in every iteration is said in `sim.trace_replay.replay`. There is no tolerance.
 """
 
 from __future__ import annotations
@@ -18,9 +14,11 @@ from hypothesis import strategies as st
 
 from sim.engine_request import Request
 from sim.engine_scheduler import EngineModelOptions, Scheduler
+from sim.trace_replay import TraceError, load, replay
+from sim.trace_replay.trace import iterations, options, runs
 from tests.support import reference_scheduler as reference
-from tests.support.scheduler_traces import TRACES, iterations, load, options, replay, runs
 
+TRACES = Path(__file__).parent.parent / "data" / "sglang_scheduler_traces"
 FILES = sorted(TRACES.glob("*.json.gz")) + sorted(
     Path(os.environ["SCHEDULER_TRACES"]).glob("*.json.gz") if "SCHEDULER_TRACES" in os.environ else []
 )
@@ -31,8 +29,9 @@ FILES = sorted(TRACES.glob("*.json.gz")) + sorted(
 @pytest.mark.parametrize("skip", [False, True], ids=["iterate", "skip"])
 def test_trace_without_a_difference(path, skip: bool) -> None:
     trace = load(path)
-    differences, scheduler, _ = replay(trace, skip)
-    assert differences == []
+    done = replay(trace, skip)
+    assert done.differences == [], f"{done.rule}\n{done.around}"
+    scheduler = done.scheduler
     assert not scheduler.queue
     assert scheduler.iterations == sum(it.next is not None and it.next["mode"] is not None for it in iterations(trace))
     want = {r["rid"]: (r["cached_tokens"], r["num_retractions"]) for r in trace["requests"]}
@@ -40,15 +39,15 @@ def test_trace_without_a_difference(path, skip: bool) -> None:
 
 
 def test_traces_are_all_there_and_reach_what_matters() -> None:
-    assert len(FILES) >= 11
+    assert len(FILES) >= 18
     skipped = evictions = retractions = batches = 0
     for path in FILES:
         trace = load(path)
-        differences, scheduler, k = replay(trace, True)
-        assert differences == []
-        skipped += k
-        batches += scheduler.iterations
-        retractions += scheduler.retractions
+        done = replay(trace, True)
+        assert done.differences == []
+        skipped += done.skipped
+        batches += done.scheduler.iterations
+        retractions += done.scheduler.retractions
         evictions += sum(len(it.evictions) for it in iterations(trace))
     assert batches > 7000
     assert skipped > batches / 2, "most iterations are taken in runs"
@@ -56,11 +55,33 @@ def test_traces_are_all_there_and_reach_what_matters() -> None:
     assert retractions >= 10
 
 
+def test_each_new_trace_reaches_the_rule_it_is_for() -> None:
+    events = {path.name.removesuffix(".json.gz"): load(path)["events"] for path in sorted(TRACES.glob("*.json.gz"))}
+
+    def of(name: str, kind: str) -> list[dict]:
+        return [e for e in events[name] if e["e"] == kind]
+
+    assert max(len(e["out"]) for e in of("victims", "retract")) == 2, "two victims in one retraction"
+    assert [e["abort"] for e in of("cannot_fit", "retract")] == [["only;"]], "a last request that cannot fit"
+    assert sum(len(e["out"]) for e in of("priority", "preempt")) >= 5
+    assert sum(len(e["out"]) for e in of("priority_no_preemption", "retract")) >= 1
+    assert {len(e["w0"]) > 128 for e in of("long_queue", "next")} == {True, False}, "lpm falls to fcfs, and comes back"
+    for name in ("requests", "requests_no_overlap"):
+        assert {e["mode"] for e in of(name, "pause_generation")} == {"retract", "in_place"}
+        assert {e["ret"] for e in of(name, "flush_cache")} == {True, False}
+        assert of(name, "record_weight_version_change")
+        requests = load(TRACES / f"{name}.json.gz")["requests"]
+        aborted = [r for r in requests if r["finish_reason"]["type"] == "abort"]
+        assert len({len(r["output_ids"]) > 0 for r in aborted}) == 2, "aborted with outputs and before any"
+        assert sum(r["max_new_tokens"] == 0 for r in requests) >= 3, "n > 1 begins with a request for no token"
+        assert len({r["extra_key"] for r in requests}) == 4
+
+
 def test_options_come_from_the_server_arguments_alone() -> None:
     trace = {"server_args": ["--max-total-tokens", "64", "--page-size=16"], "server_env": {}, "passes_at_start": 2}
     o = options(trace)
     assert (o.max_total_num_tokens, o.page_size, o.passes, o.schedule_policy) == (64, 16, 2, "fcfs")
-    with pytest.raises(ValueError, match="--enable-mixed-chunk is not modelled"):
+    with pytest.raises(TraceError, match="--enable-mixed-chunk is not modelled"):
         options({**trace, "server_args": ["--enable-mixed-chunk"]})
 
 
@@ -210,3 +231,31 @@ def test_equals_the_independent_model_beyond_the_clip() -> None:
         if batch is None and not ref.waiting and not ref.running:
             break
     assert batches > 2000
+
+
+# --- which rule has changed -------------------------------------------------------------------------------------------
+
+CHANGED = [
+    ("requests", {"chunked_prefill_size": 48}, "chunking"),
+    ("requests", {"schedule_conservativeness": 0.4}, "new_token_ratio"),
+    ("requests", {"disable_overlap_schedule": True}, "results lag"),
+    ("requests", {"context_length": 60}, "max_new_tokens is clipped"),
+    ("priority_no_preemption", {"retraction_policy": "length"}, "retraction order"),
+    ("cannot_fit", {"prefill_decode_interval": 49}, "prefill first"),
+    ("priority", {"priority_scheduling_preemption_threshold": 1000}, "preemption"),
+    ("priority", {"schedule_low_priority_values_first": True}, "queue order"),
+    ("long_queue", {"schedule_policy": "fcfs"}, "queue order"),
+    ("long_queue", {"max_prefill_tokens": 64}, "admission budget"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "rule"), CHANGED)
+def test_a_changed_rule_is_named(name: str, settings: dict[str, object], rule: str) -> None:
+    """An engine that does something else than its settings say is an engine with another rule."""
+    trace = load(TRACES / f"{name}.json.gz")
+    trace["engine"] |= settings
+    done = replay(trace)
+    assert done.rule is not None
+    assert done.rule.name == rule, f"{done.differences[0]}\n{done.around}"
+    assert done.rule.where
+    assert "batches before:" in done.around

@@ -32,6 +32,19 @@ def test_a_half_prefilled_request_is_aborted_with_its_last_chunk_unpublished(mod
 
 
 @BOTH
+def test_a_retract_pause_puts_an_abort_of_the_half_prefilled_off_to_its_first_token(mode: str) -> None:
+    """SGLang drops the mark of a half prefilled request that the pause has sent back to the queue; its own stays."""
+    e = engine(mode, chunked_prefill_size=64)
+    script = [(0.0, lambda t: e.submit(t, ask(1, (("p", 0, 400),), 5))), (2.5, lambda t: e.abort(t, 1))]
+    assert [type(n) for n in play(e, [*script, (2.6, lambda t: e.pause(t, "retract"))])] == [Paused]
+    assert [r.rid for r in e.queue] == [1]
+    e.resume(9.0)
+    (gone,) = play(e, [])
+    assert (type(gone), gone.reason, gone.output_tokens, gone.retractions) == (Aborted, "aborted", 1, 1)
+    assert (e.cache.free + e.cache.evictable, e.rows) == (e.slots, e.max_run)
+
+
+@BOTH
 def test_aborting_what_is_not_open_is_ignored(mode: str) -> None:
     e = engine(mode)
     e.abort(0.0, 7)

@@ -171,6 +171,7 @@ class Driver:
             output_content=5000 + rid,
             namespace=(c.namespace, self.version) if self.work.salt else c.namespace,
             known_tokens=n - turn.new if k else 0,
+            priority=i * 17 % 40,
         )
         self.requests[rid] = r
         self.engine.submit(t, r)

@@ -342,7 +342,7 @@ class Engine:
         if any(r.done for r in s.running):
             s.running, s.full = [r for r in s.running if not r.done], False
         b = s.prefill() or (s.decode() if s.running else None)
-        if not b and not s.last and not s.waiting:
+        if not b and not (s.last and s.overlap) and not s.waiting:
             s.ratio = s.r0
         if b:
             s.queue.append(b)
