@@ -10,6 +10,7 @@ from sim.costs.calibrated import CalibratedCostModel, read_profile
 from sim.costs.errors import CostModelError
 from sim.costs.linear import LinearCostModel
 from sim.costs.measured import MeasuredCostModel
+from sim.costs.overheads import NONE, fitted
 from sim.costs.tabulate import table_for
 from testbed.scenario.catalogue import GpuSpec, ModelSpec, gpu_spec
 from testbed.scenario.run import AnalyticCosts, CalibratedCosts, LinearCosts
@@ -35,4 +36,5 @@ def cost_model(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, base_dir: Pat
         on = gpu if costs.gpu is None else gpu_spec(costs.gpu)
         return AnalyticCostModel(costs, model, on, gpus, precision, kv_dtype, scenario.cluster.gpus_per_node)
     table = table_for(model, gpu.name, gpus, precision, kv_dtype)
-    return MeasuredCostModel(model, gpu, gpus, precision, kv_dtype, table)
+    overheads = fitted()["sglang"].overheads() if costs.overheads else NONE
+    return MeasuredCostModel(model, gpu, gpus, precision, kv_dtype, table, overheads)

@@ -22,6 +22,7 @@ from statistics import median
 from msgspec import Struct
 
 from sim.costs.errors import CostModelError
+from sim.costs.overheads import NONE, Overheads, collectives
 from sim.costs.segments import Row, SegmentCosts, row_through
 from testbed.scenario.catalogue import GpuSpec, ModelSpec, model_preset
 
@@ -92,23 +93,15 @@ def _distance(key: Key, model: ModelSpec, gpu: str, tensor_parallel: int) -> tup
     return (0.0 if key[1].lower() == model.name.lower() else size), key[0] != gpu, abs(log(key[2] / tensor_parallel))
 
 
-class MeasuredCostModel(SegmentCosts):
-    """Interpolates one engine kind's rows: of `table`, else of the bundled table (`CostModelError` if it has none)."""
+class TableCostModel(SegmentCosts):
+    """Interpolates the rows of one engine kind, and adds the overheads of a step that has `collectives` all-reduces."""
 
     kind = "measured"
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        gpu: GpuSpec,
-        tensor_parallel: int,
-        precision: str = "bf16",
-        kv_dtype: str = "bf16",
-        table: StepTable | None = None,
-    ) -> None:
+    def __init__(self, table: StepTable, overheads: Overheads = NONE, collectives: int = 0) -> None:
         super().__init__()
-        if table is None:
-            table = find_table(model, gpu.name, tensor_parallel, precision, kv_dtype)
+        self._fixed_s = overheads.step_s + overheads.collective_s * collectives
+        self._sequence_s = overheads.sequence_s
         self._decode = table.decode
         self._contexts = sorted({c for c, _ in table.decode})
         self._batches = sorted({b for _, b in table.decode})
@@ -123,10 +116,11 @@ class MeasuredCostModel(SegmentCosts):
         i = min(max(bisect_right(sizes, batch) - 1, 0), len(sizes) - 2)
         b0, b1 = sizes[i], sizes[i + 1]
         share = (batch - b0) / (b1 - b0)
+        more = self._fixed_s + self._sequence_s * batch
         points = []
         for c in self._contexts:
             t0, t1 = self._decode[c, b0], self._decode[c, b1]
-            points.append((float(c), t0 + (t1 - t0) * share if share else t0))
+            points.append((float(c), (t0 + (t1 - t0) * share if share else t0) + more))
         inside = sizes[0] <= batch <= sizes[-1]
         low, high = (float(self._contexts[0]), float(self._contexts[-1])) if inside else (inf, -inf)
         return row_through(points, low, high)
@@ -137,7 +131,25 @@ class MeasuredCostModel(SegmentCosts):
         i = min(bisect_right(grid, tokens) - 1, len(self._slopes) - 1)
         rest = self._rest[i] + self._slopes[i] * (tokens - grid[i])
         outside = tokens > grid[-1] or attention > self._most_pairs
-        return max(rest, 0.0) + self._pair_s * attention, outside
+        more = self._fixed_s + self._sequence_s * requests
+        return max(rest, 0.0) + self._pair_s * attention + more, outside
+
+
+class MeasuredCostModel(TableCostModel):
+    """Interpolates one engine kind's rows: of `table`, else of the bundled table (`CostModelError` if it has none)."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        tensor_parallel: int,
+        precision: str = "bf16",
+        kv_dtype: str = "bf16",
+        table: StepTable | None = None,
+        overheads: Overheads = NONE,
+    ) -> None:
+        table = table or find_table(model, gpu.name, tensor_parallel, precision, kv_dtype)
+        super().__init__(table, overheads, collectives(model.layers, tensor_parallel))
 
 
 def can_fit_pairs(prefill: dict[tuple[int, int], float]) -> bool:

@@ -145,6 +145,19 @@ class SegmentCosts(ABC):
             self._prefill_outside += 1
         return seconds
 
+    def mixed_time(self, new_tokens: int, attention: float, requests: int, batch: int, context: int) -> float:
+        """One step that computes prompts (as `prefill_time`) and a token for each of `batch` sequences, whose contexts
+        sum to `context`. One product of weights and all tokens, so the weights are read once:
+
+            prefill(new + batch) + decode(batch, context) - decode(batch, batch)
+
+        The difference is what the sequences' KV takes; a decode step of empty contexts is the rest of it, which the
+        prompts' step does for all tokens together. Not shorter than either step alone.
+        """
+        decode = self.decode_time(batch, context)
+        kv = max(decode - self.decode_time(batch, batch), 0.0)
+        return max(self.prefill_time(new_tokens + batch, attention, requests) + kv, decode)
+
     @property
     def outside_share(self) -> dict[str, float]:
         return {

@@ -15,6 +15,9 @@ class MeasuredCosts(Section):
     marked outside their range."""
 
     type: Literal["measured"] = "measured"
+    overheads: bool = False
+    """Add to every step what the host and the all-reduces take beyond the kernels, as fitted to measured servers
+    (docs/serving-points.md)."""
 
 
 class AnalyticCosts(Section):
@@ -56,6 +59,9 @@ class Simulation(Section):
     """Options of the simulated backend alone."""
 
     engine_costs: EngineCosts = MeasuredCosts()
+    broadcast: Literal["miles", "checkpoint_engine"] = "miles"
+    """Whose broadcast the cost of one follows: one source at a time that converts as it sends, or every rank sending
+    what it holds ready in host memory."""
     mode: Literal["skip", "iterate"] = "skip"
     """`skip` jumps to the next change of an engine's batch; `iterate` is the reference that takes every step."""
     max_simulated_s: PositiveFloat = 1e9
