@@ -52,6 +52,10 @@ class Published(Struct):
     words: int
     changed_words: int
     """Of `words`, those that differ from the base of a delta."""
+    engine_bytes: int
+    """Of one engine's weights in the precision it serves, as its format stores them."""
+    requantize_s: float = 0.0
+    """Of the engine that took longest; 0: nothing to convert."""
 
 
 class WeightSteps:
@@ -102,7 +106,8 @@ class WeightSteps:
             prepared = await path.prepare(a.version, engines)
             self.agreement.expect(a.version, prepared.expected)
             words = (prepared.bytes, prepared.full_bytes, prepared.words, prepared.changed_words)
-            self.published.append(Published(self.now(), a.version, a.path, prepared.seconds, *words))
+            engine_bytes = prepared.full_bytes  # until an engine says what its format makes of them
+            self.published.append(Published(self.now(), a.version, a.path, prepared.seconds, *words, engine_bytes))
         except UpdateFailed as failed:
             self.tell(said.WeightUpdateFailed(self.now(), -1, a.version, failed.stage, failed.reason))
             return
@@ -221,7 +226,9 @@ class WeightSteps:
 
     def requantize(self, a: do.RequantizeWeights) -> None:
         async def convert(slot: EngineSlot) -> None:
-            await self.agreement.check(slot.handle, a.version, a.quantization)
+            digest = await self.agreement.check(slot.handle, a.version, a.quantization)
+            for row in (p for p in self.published if p.version == a.version):
+                row.engine_bytes, row.requantize_s = digest.stored_bytes, max(row.requantize_s, digest.requantize_s)
             self.tell(said.EngineReady(self.now(), a.engine, a.version))
 
         self._step(a.engine, a.version, "requantize", convert)

@@ -48,12 +48,13 @@ async def requantize_and_agree(
                 "agree",
                 f"{who} rank {rank}: {len(differing)} of {len(want)} parameters differ from v{version}: {named}",
             )
-    check_s, changed, requantize_s = max(a["seconds"] for a in answers), 0, 0.0
+    check_s, changed, requantize_s, stored = max(a["seconds"] for a in answers), 0, 0.0, 0
     if quantization != "none":
         async with stage("requantize", who, timeout_s):
             answers = await command(engine, "requantize", timeout_s, rule=quantization)
         changed, requantize_s = answers[0]["parameters"], max(a["requantize_s"] for a in answers)
-    return Digest(version, _digest(answers), engine.tp_size, changed, check_s, requantize_s)
+        stored = sum(a["stored_bytes"] for a in answers)
+    return Digest(version, _digest(answers), engine.tp_size, changed, check_s, requantize_s, stored)
 
 
 def _digest(answers: list[dict[str, dict[str, str]]]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from real.weights.partition import layout
-from real.weights.quantize import requantize
+from real.weights.quantize import requantize, stored_bytes
 from real.weights.raw import checksum, part
 from real.weights.wire import fetch, send_message
 from testbed.policies.sources import spread_pieces
@@ -56,7 +56,9 @@ def _checksum(model: torch.nn.Module, command: Command) -> dict[str, Any]:
 def _requantize(model: torch.nn.Module, command: Command) -> dict[str, Any]:
     started = time.monotonic()
     count = requantize(model.named_parameters(), command["rule"])
-    return {"parameters": count, "requantize_s": time.monotonic() - started} | _checksum(model, command)
+    seconds = time.monotonic() - started
+    stored = stored_bytes(model.named_parameters(), command["rule"])
+    return {"parameters": count, "requantize_s": seconds, "stored_bytes": stored} | _checksum(model, command)
 
 
 def _pull(model: torch.nn.Module, command: Command) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Digest:
-    """Of one engine's parameters after requantisation, and what finding it cost. `changed`: parameters requantised."""
+    """Of one engine's parameters after requantisation, and what finding it cost. `changed`: parameters requantised;
+    `stored_bytes`: all of the engine's as the format would store them, 0 without one."""
 
     version: int
     value: str
@@ -54,3 +55,4 @@ class Digest:
     changed: int
     check_s: float
     requantize_s: float
+    stored_bytes: int = 0

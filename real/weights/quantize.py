@@ -12,7 +12,7 @@ from real.learning.quantisation.int8 import int8_rows
 from real.learning.quantisation.rules import QUANTIZED
 from real.learning.quantisation.rules import RULES as SHARED
 
-__all__ = ["QUANTIZED", "RULES", "fp8_blocks", "int8_rows", "requantize"]
+__all__ = ["QUANTIZED", "RULES", "fp8_blocks", "int8_rows", "requantize", "stored_bytes"]
 
 RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: rule.apply for name, rule in SHARED.items()}
 
@@ -26,3 +26,9 @@ def requantize(parameters: Iterable[tuple[str, torch.Tensor]], rule: str) -> int
             weight.data.copy_(apply(weight.data))
             count += 1
     return count
+
+
+def stored_bytes(parameters: Iterable[tuple[str, torch.Tensor]], rule: str) -> int:
+    """Of the parameters as `rule`'s format would store them. What is in memory here is larger: plain values that have
+    been rounded to it."""
+    return sum(SHARED[rule].bytes_of(name, weight) for name, weight in parameters)

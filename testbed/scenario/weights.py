@@ -64,7 +64,7 @@ class Weights(Section):
     path: PathChoice
     transition: TransitionRule
     participation: Participation = Barrier()
-    requantize: Literal["none", "fp8", "mxfp8", "nvfp4", "int8"] = "none"
+    requantize: Literal["none", "fp8", "mxfp8", "nvfp4", "int8", "int4"] = "none"
     """Conversion on the engine after the copy."""
     update_weight_buffer_size: PositiveInt = 512 * 1024**2
     """Bytes of one transfer bucket."""

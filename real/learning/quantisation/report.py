@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,8 +62,7 @@ def cost(parameters: Iterable[tuple[str, Tensor]], precision: str) -> Cost:
             if weight.device.type == "cuda":
                 torch.cuda.synchronize(weight.device)
             seconds += time.perf_counter() - started
-            rows, columns = weight.shape[-2:]
-            stored += math.prod(weight.shape[:-2]) * rule.stored_bytes(rows, columns)
+            stored += rule.bytes_of(name, weight)
             tensors += 1
     return Cost(tensors, stored, plain, seconds)
 

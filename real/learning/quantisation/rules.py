@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,13 @@ class Rule:
     """Of one N x K matrix in the format, scales included."""
     by_row: bool
     """A row's values depend on that row alone, so stacking matrices changes nothing."""
+
+    def bytes_of(self, name: str, weight: Tensor) -> int:
+        """Of an engine's parameter as it would be stored: in the format, or as it is if the rule leaves it alone."""
+        if not name.endswith(QUANTIZED):
+            return weight.numel() * weight.element_size()
+        rows, columns = weight.shape[-2:]
+        return math.prod(weight.shape[:-2]) * self.stored_bytes(rows, columns)
 
 
 RULES: dict[str, Rule] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from testbed.scenario.errors import Fault
+from testbed.scenario.precisions import PLAIN, computed_in, training_for, why_refused
 from testbed.scenario.rollout import BoundedStaleness, FullyAsync
 from testbed.scenario.rules.context import Context
 from testbed.scenario.weights import CheapestPath, FixedPath, Waves
@@ -23,22 +24,10 @@ WHY_NOT: dict[str, str] = {
     "disk_delta": "patches a checkpoint while engines serve; engines that share the trainer's GPUs do not serve then",
 }
 
-TRAINING_FOR: dict[str, tuple[str, ...]] = {
-    "bf16": ("bf16",),
-    "fp8": ("bf16", "fp8"),
-    "mxfp8": ("bf16", "mxfp8"),
-    "nvfp4": ("nvfp4",),
-    "int8": ("bf16", "int8"),
-    "int4": ("bf16", "int4"),
-    "fp16": ("fp16",),
-    "fp32": ("fp32",),
-}
-"""Engine weights -> training forward. Four rows are Miles' documented matrix; int8, int4: quantisation-aware or mixed
-training; fp16, fp32: one precision throughout."""
-
 ENGINE_PRECISION = "rollout.engine.weight_precision"
 
-REQUANTIZED = ("fp8", "mxfp8", "nvfp4", "int8")
+BLOCK_SCALED = ("mxfp8", "nvfp4")
+"""Formats whose products need Blackwell's tensor cores."""
 
 
 def path_fits_placement(c: Context) -> Iterator[Fault]:
@@ -91,13 +80,10 @@ def waves_within_engines(c: Context) -> Iterator[Fault]:
 def training_matches_engine(c: Context) -> Iterator[Fault]:
     """The precisions are a pair with a recipe: NVFP4 generation with BF16 training is not the NVFP4 recipe."""
     engine, training = c.scenario.rollout.engine.weight_precision, c.scenario.training.precision
-    allowed = TRAINING_FOR[engine]
+    allowed = training_for(engine)
     if training in allowed:
         return
-    if engine == "nvfp4":
-        what = f"nvfp4 engines with {training} training are not the NVFP4 recipe, whose training forward is NVFP4 too"
-    else:
-        what = f"{engine} engines go with {' or '.join(allowed)} training, not {training}"
+    what = f"{engine} engines go with {' or '.join(allowed)} training, not {training}: {why_refused(engine, training)}"
     key = "training.precision"
     also = "" if c.scenario.weights.requantize == "none" else " with weights.requantize: none"
     near = f"{key}: {allowed[0]}, or {ENGINE_PRECISION}: {training}{also}"
@@ -108,7 +94,7 @@ def requantized_as_served(c: Context) -> Iterator[Fault]:
     """Weights arrive as trained and are converted to what the engine serves, and to nothing else."""
     engine, training = c.scenario.rollout.engine.weight_precision, c.scenario.training.precision
     how = c.scenario.weights.requantize
-    needed = engine if engine in REQUANTIZED and engine != training else "none"
+    needed = engine if engine not in PLAIN and engine != training else "none"
     if how == needed or (how == engine and engine == training):
         return
     key = "weights.requantize"
@@ -120,11 +106,23 @@ def requantized_as_served(c: Context) -> Iterator[Fault]:
 
 
 def gpu_has_precision(c: Context) -> Iterator[Fault]:
-    """Block formats (MXFP8, NVFP4) need Blackwell tensor cores."""
+    """Block formats (MXFP8, NVFP4) need Blackwell tensor cores. A CPU has none for any format: it emulates all."""
     gpu = c.scenario.cluster.gpu
     for key, precision in (
         ("rollout.engine.weight_precision", c.scenario.rollout.engine.weight_precision),
         ("training.precision", c.scenario.training.precision),
     ):
-        if precision in ("mxfp8", "nvfp4") and gpu != "B200":
+        if precision in BLOCK_SCALED and gpu not in ("B200", "CPU"):
             yield Fault(key, f"{gpu} has no {precision} tensor cores", "cluster.gpu: B200")
+
+
+def formats_are_emulated(c: Context) -> Iterator[str]:
+    """A format that no unit of the machine computes in changes values, and neither speed nor memory."""
+    precisions = c.scenario.rollout.engine.weight_precision, c.scenario.training.precision
+    formats = dict.fromkeys(p for p in precisions if p not in PLAIN)
+    if formats and c.scenario.cluster.gpu == "CPU":
+        named = " and ".join(formats)
+        yield (
+            f"{named} on a CPU is emulated: weights are rounded to the format and back, arithmetic and memory stay "
+            f"{computed_in(c.scenario.training.precision)}, so a real run shows agreement and no saving of time"
+        )

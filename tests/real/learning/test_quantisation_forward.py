@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from real.errors import RealError
 from real.learning.log_probs import token_log_probs
 from real.learning.quantisation.forward import AsServed, quantise_forward
-from real.learning.quantisation.pairs import ALLOWED, REFUSED, pair_of, training_for
+from real.learning.quantisation.pairs import pair_of
 from real.learning.quantisation.report import Comparison, agreement, compare, cost
 from real.learning.quantisation.rules import RULES
 from real.weights.partition import checkpoint_tensors, engine_tensors, layout
 from real.weights.quantize import requantize
-from testbed.scenario.rules.updates import TRAINING_FOR
+from testbed.scenario.model import Precision
+from testbed.scenario.precisions import ALLOWED, PLAIN, REFUSED, training_for
 
 IDS = torch.tensor([[5, 9, 60, 3, 3, 41, 7, 22, 0, 17, 58, 30]])
 COMMON: dict[str, Any] = {
@@ -284,7 +285,10 @@ def test_qm_08_nvfp4_generation_with_bf16_training_is_not_the_nvfp4_recipe() -> 
     assert not REFUSED.keys() & {(p.rollout, p.training) for p in ALLOWED}
 
 
-def test_qm_08_scenario_files_allow_these_pairs_and_one_more() -> None:
-    """`testbed.scenario` also lets INT4 engines go with BF16 training, for which no source is known."""
-    scenario = {(rollout, training) for rollout, allowed in TRAINING_FOR.items() for training in allowed}
-    assert scenario ^ {(p.rollout, p.training) for p in ALLOWED} == {("int4", "bf16")}
+def test_qm_08_every_format_of_a_scenario_has_a_rule_and_int4_goes_with_int4_alone() -> None:
+    """Nothing documents INT4 engines with a BF16 training forward: Miles' recipe quantises that forward too."""
+    assert {p.rollout for p in ALLOWED} - set(PLAIN) <= set(RULES)
+    assert set(get_args(Precision)) == {p.rollout for p in ALLOWED}
+    assert training_for("int4") == ("int4",)
+    with pytest.raises(RealError, match="quantisation-aware training, whose forward is INT4 too; int4 goes with int4"):
+        pair_of("int4", "bf16")
