@@ -12,9 +12,10 @@ from typing import Any
 
 from real.environments.base import Environment, RealTask
 from real.learning.critic import VALUES
-from real.scoring import ScoringModel
+from real.records import Record
 from real.store import Conversation, ExperienceStore
-from real.trainer.trainer import CriticStats, StepStats, Trainer
+from real.together import Together
+from real.trainer.trainer import CriticStats, StepStats, TeacherValues, Trainer
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.scenario import Scenario
@@ -59,7 +60,8 @@ class Services:
         self.now = now
         self._teacher_of = teacher_of
         self._critic = scenario.algorithm.needs_critic
-        self._scoring = ScoringModel(trainer) if scenario.real.reward_model is not None else None
+        self._scoring = Together(trainer.rewards) if scenario.real.reward_model is not None else None
+        self._teaching = Together(self._taught)
         self._before_step = before_step
         self._trained = trained
         self._members = scenario.algorithm.n_samples_per_prompt
@@ -169,7 +171,7 @@ class Services:
     async def _score(self, c: Conversation) -> float:
         """By the reward model if there is one, else by the environment."""
         if self._scoring is not None:
-            return await self._scoring.score(c.record())
+            return await self._scoring.ask(c.record())
         response = c.ids[c.prompt_tokens :]
         return await self.environment.reward(c.task, c.member, list(c.task.prompt_ids), response, c.outputs)
 
@@ -184,11 +186,13 @@ class Services:
     async def _teach(self, a: do.ComputeSignals) -> None:
         """Each record by the teacher of its task, on exactly the ids that the student saw."""
         conversations = [self.store[t] for t in a.trajectories]
-        names = [self._teacher_of(c.task) for c in conversations]
-        found = await self.trainer.teacher_log_probs([c.record() for c in conversations], names)
-        for c, values in zip(conversations, found, strict=True):
+        asked = [self._teaching.ask((c.record(), self._teacher_of(c.task))) for c in conversations]
+        for c, values in zip(conversations, await asyncio.gather(*asked), strict=True):
             c.extra |= {name: value.copy() for name, value in values.items()}
         self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
+
+    async def _taught(self, asked: list[tuple[Record, str]]) -> list[TeacherValues]:
+        return await self.trainer.teacher_log_probs([record for record, _ in asked], [name for _, name in asked])
 
     async def _values(self, a: do.ComputeSignals) -> None:
         conversations = [self.store[t] for t in a.trajectories]
