@@ -19,11 +19,12 @@ from typing import Any
 from real.cluster import Cluster, EngineHost
 from real.engines.client import EngineClient
 from real.environments import Environment, environment
-from real.errors import EngineGone, EngineRefused
+from real.errors import EngineGone, EngineRefused, RealError, UpdateFailed
 from real.fleet import EngineSlot
 from real.models.prepare import PreparedModel, prepare_model
 from real.models.warmup import Warmup
-from real.settings import Place, device_of, places_of, server_options, signal_options, teachers_of, trainer_options
+from real.settings import Place, device_of, places_of, server_options, signal_options, teaching_of, trainer_options
+from real.trainer.options import TrainerOptions
 from real.trainer.rank import TrainerRank
 from real.trainer.trainer import Trainer
 from real.weights.agree import Agreement
@@ -33,6 +34,7 @@ from testbed.core import events as said
 from testbed.scenario import Scenario
 from testbed.scenario.layout import layout_of
 from testbed.scenario.model import ConfigJsonModel, PresetModel
+from testbed.scenario.real import Warmup as WarmupSection
 from testbed.workloads import workload
 
 Stage = Callable[[str], None]
@@ -71,8 +73,8 @@ class Deployment:
         self.device = device
         self._cluster = cluster
         self._launch = launch
-        self.teachers = tuple(teachers_of(scenario, base_dir, model.path))
-        """Names, in the order in which tasks are assigned."""
+        self.teacher_of = teaching_of(scenario)
+        """Task -> name of its teacher."""
         self.skipped = 0
         """Tasks that the run of the loaded checkpoint had taken."""
         self.paths: dict[str, WeightPath] = {}
@@ -105,10 +107,11 @@ class Deployment:
 
     async def reset(self, scenario: Scenario) -> None:
         """Back to version 0 for another run of a scenario that asks for the same deployment."""
-        self.scenario = scenario
+        self.scenario = scenario = await asyncio.to_thread(with_teachers, scenario, self.base_dir)
+        self.teacher_of = teaching_of(scenario)
         self.trainer = self.trainer.with_signals(signal_options(scenario))
         await self.environment.close()
-        self.environment = _environment(scenario, self.base_dir, self.model)
+        self.environment = environment_of(scenario, self.base_dir, self.model)
         await self.environment.open()
         position = await self.trainer.restore(self.folder / "start")
         self.skip(position.get("tasks", 0))
@@ -116,6 +119,16 @@ class Deployment:
             await slot.handle.client.update_from_disk(self.model.path, weight_version="0", flush_cache=True)
         await self.close_paths()
         self._fresh_paths()
+        await self.serve_start(self.engines)
+
+    async def serve_start(self, engines: Iterable[EngineHandle]) -> None:
+        """Engines that have loaded the start checkpoint get it into the format that later versions are served in."""
+        rule = self.scenario.weights.requantize
+        if rule != "none":
+            try:
+                await asyncio.gather(*(self.agreement.check(engine, 0, rule) for engine in engines))
+            except UpdateFailed as failed:
+                raise RealError(f"the start checkpoint could not be served in {rule}: {failed}") from failed
 
     def skip(self, tasks: int) -> None:
         """Leave out tasks that the loaded checkpoint has seen."""
@@ -189,6 +202,7 @@ class Deployment:
         old = self.engines[engine]
         client = EngineClient(url, timeout_s=self.scenario.real.request_timeout_s)
         self.engines[engine] = EngineHandle(old.index, client, old.tp_size, host, old.node, old.routed_experts)
+        await self.serve_start([self.engines[engine]])
         return self.engines[engine]
 
 
@@ -201,7 +215,7 @@ def deployment_key(scenario: Scenario) -> str:
     return str(own)
 
 
-def _environment(scenario: Scenario, base_dir: Path, model: PreparedModel) -> Environment:
+def environment_of(scenario: Scenario, base_dir: Path, model: PreparedModel) -> Environment:
     w: Any = scenario.workload
     config = getattr(w, "environment", None)
     return environment(
@@ -212,6 +226,7 @@ def _environment(scenario: Scenario, base_dir: Path, model: PreparedModel) -> En
         num_tasks=getattr(w, "num_tasks", None),
         max_response_length=w.max_response_length,
         workload=workload(scenario, base_dir) if config is None else None,
+        base_dir=base_dir,
     )
 
 
@@ -223,9 +238,24 @@ def cache_folder() -> Path:
 
 def model_of(scenario: Scenario, base_dir: Path) -> PreparedModel:
     """The model folder that engines and trainer start from, made and warmed up if it is not there yet."""
-    config, options = scenario.model, scenario.real.warmup
     if scenario.real.load is not None:
         return prepare_model(str(base_dir / scenario.real.load), cache_folder(), MODEL_SEED)
+    return _warmed_up(scenario, base_dir, scenario.real.warmup)
+
+
+def with_teachers(scenario: Scenario, base_dir: Path) -> Scenario:
+    """The same with a folder for each teacher that is a warm-up, made if it is not there yet."""
+
+    def folder(teacher: str | WarmupSection) -> str:
+        return teacher if isinstance(teacher, str) else str(_warmed_up(scenario, base_dir, teacher).path.absolute())
+
+    given = scenario.real.teachers
+    made = {k: folder(t) for k, t in given.items()} if isinstance(given, dict) else tuple(folder(t) for t in given)
+    return scenario.model_copy(update={"real": scenario.real.model_copy(update={"teachers": made})})
+
+
+def _warmed_up(scenario: Scenario, base_dir: Path, options: WarmupSection) -> PreparedModel:
+    config = scenario.model
     if isinstance(config, PresetModel):
         name = config.name
     elif isinstance(config, ConfigJsonModel):
@@ -237,7 +267,7 @@ def model_of(scenario: Scenario, base_dir: Path) -> PreparedModel:
     shown = None
     if warmup is not None:
         bare = prepare_model(name, cache_folder(), MODEL_SEED)
-        shown = _environment(scenario, base_dir, bare)
+        shown = environment_of(scenario, base_dir, bare)
     return prepare_model(name, cache_folder(), MODEL_SEED, warmup=warmup, environment=shown)
 
 
@@ -252,6 +282,9 @@ async def deployed(
     device = device_of(scenario)
     stage("preparing the model")
     model = await asyncio.to_thread(model_of, scenario, base_dir)
+    scenario = await asyncio.to_thread(with_teachers, scenario, base_dir)
+    world = environment_of(scenario, base_dir, model)  # what it and the trainer lack is said before anything starts
+    learner = trainer_options(scenario, base_dir.resolve(), model.path, device)
     layout = layout_of(scenario)
     folder.mkdir(parents=True, exist_ok=True)
     stage("starting Ray")
@@ -270,7 +303,7 @@ async def deployed(
         stage(f"starting {count} engine{'s' * (count != 1)} and {len(places.ranks)} trainer rank(s)")
         (folder / "logs").mkdir(exist_ok=True)
         hosts = [launch(i) for i in range(count)]
-        trainer = _trainer(cluster, scenario, base_dir, model, device, places.ranks)
+        trainer = _trainer(cluster, scenario, learner, device, places.ranks)
         urls, _ = await asyncio.gather(
             asyncio.gather(*(h.ready(scenario.real.start_timeout_s) for h in hosts)), trainer.connect()
         )
@@ -283,7 +316,6 @@ async def deployed(
                     i, client, options.tp_size, None, places.engines[i].node, options.enable_return_routed_experts
                 )
             )
-        world = _environment(scenario, base_dir, model)
         await world.open()
         start = folder / "start"
         shutil.rmtree(start, ignore_errors=True)
@@ -295,6 +327,7 @@ async def deployed(
         )
         deployment.skip(position.get("tasks", 0))
         try:
+            await deployment.serve_start(engines)
             yield deployment
         finally:
             await deployment.environment.close()
@@ -306,9 +339,8 @@ async def deployed(
 
 
 def _trainer(
-    cluster: Cluster, scenario: Scenario, base_dir: Path, model: PreparedModel, device: str, places: Sequence[Place]
+    cluster: Cluster, scenario: Scenario, options: TrainerOptions, device: str, places: Sequence[Place]
 ) -> Trainer:
-    options = trainer_options(scenario, base_dir.resolve(), model.path, device)
     ranks = cluster.ranks(
         len(places),
         factory=partial(_rank, world=len(places), options=options),

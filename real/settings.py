@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from real.engines.options import ServerOptions
+from real.environments.base import RealTask
 from real.errors import RealError
+from real.learning.distillation import assigned_teacher
 from real.learning.options import LIMITS, LossOptions
 from real.trainer.options import CriticOptions, SignalOptions, TrainerOptions
 from testbed.scenario import Scenario
 from testbed.scenario.layout import layout_of
+from testbed.scenario.precisions import PLAIN, computed_in
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -49,7 +53,7 @@ def device_of(scenario: Scenario) -> str:
 def served_dtype(scenario: Scenario) -> str:
     """What the trainer sends and engines load: quantised formats are made from it on the engine."""
     precision = scenario.rollout.engine.weight_precision
-    return DTYPES[precision if precision in DTYPES else scenario.training.precision]
+    return DTYPES[precision if precision in PLAIN else computed_in(scenario.training.precision)]
 
 
 def places_of(scenario: Scenario, gpus_per_node: int) -> Places:
@@ -119,20 +123,38 @@ def signal_options(scenario: Scenario) -> SignalOptions:
 
 
 def teachers_of(scenario: Scenario, base_dir: Path, model_path: Path) -> dict[str, str]:
-    """Name -> model folder of each teacher, in the order in which tasks are assigned; empty if none is asked for."""
-    if not scenario.algorithm.needs_teacher and not scenario.real.teachers:
+    """Name -> model folder of each teacher (`deployment.with_teachers` has made those that are warm-ups); empty if none
+    is asked for."""
+    given = scenario.real.teachers
+    if not scenario.algorithm.needs_teacher and not given:
         return {}
-    folders = [str(base_dir / folder) for folder in scenario.real.teachers] or [str(model_path)]
-    return {f"{i}": folder for i, folder in enumerate(folders)}
+    return {name: str(base_dir / folder) for folder, name in _named(given).items()} or {"0": str(model_path)}
+
+
+def teaching_of(scenario: Scenario) -> Callable[[RealTask], str]:
+    """Task -> name of its teacher: by kind if teachers are assigned to kinds, else in turns."""
+    given, names = scenario.real.teachers, _named(scenario.real.teachers)
+    if given and isinstance(given, Mapping):
+        assignment = {kind: names[folder] for kind, folder in given.items()}
+        return lambda task: assigned_teacher(assignment, task.kind, tuple(names.values()))
+    turns = [names[folder] for folder in given] or ["0"]
+    return lambda task: turns[task.index % len(turns)]
+
+
+def _named(teachers: Sequence[Any] | Mapping[str, Any]) -> dict[str, str]:
+    """Folder -> name: one that teaches twice is loaded once."""
+    folders = teachers.values() if isinstance(teachers, Mapping) else teachers
+    return {folder: f"{i}" for i, folder in enumerate(dict.fromkeys(folders))}
 
 
 def trainer_options(scenario: Scenario, base_dir: Path, model_path: Path, device: str) -> TrainerOptions:
     """What every trainer rank is started with."""
     real, o, loss = scenario.real, scenario.real.optimizer, scenario.real.loss
+    precision = scenario.training.precision
     return TrainerOptions(
         model_path=str(model_path),
         device="cuda" if device == "cuda" else "cpu",
-        dtype=DTYPES[scenario.training.precision],  # type: ignore[arg-type]
+        dtype=DTYPES[computed_in(precision)],  # type: ignore[arg-type]
         lr=o.lr,
         betas=(o.adam_beta1, o.adam_beta2),
         eps=o.adam_eps,
@@ -142,7 +164,10 @@ def trainer_options(scenario: Scenario, base_dir: Path, model_path: Path, device
         temperature=real.temperature,
         critic=CriticOptions(**real.critic.model_dump()) if scenario.algorithm.needs_critic else None,
         teachers=teachers_of(scenario, base_dir, model_path),
+        reward_model=None if real.reward_model is None else str(base_dir / real.reward_model),
         use_rollout_routing_replay=real.use_rollout_routing_replay,
+        quantised=None if precision in PLAIN else precision,
+        engine_tp_size=scenario.placement.rollout_num_gpus_per_engine,
         loss=LossOptions(
             loss_type=loss.loss_type,
             eps_clip=loss.eps_clip,
@@ -151,6 +176,7 @@ def trainer_options(scenario: Scenario, base_dir: Path, model_path: Path, device
             limits=LIMITS[loss.mismatch],
             advantage_std=loss.advantage_std,
             aggregation=loss.loss_aggregation,
+            normal_length=loss.normal_length,
             denominator=loss.denominator,
             kl_coef=scenario.algorithm.kl_coef,
             kl_type=loss.kl_loss_type,

@@ -14,7 +14,8 @@ from reports import numbers
 from reports.html import SYMBOLS, TEMPLATES, mark, numbered, patterns, stylesheet
 from reports.markdown import table
 from reports.stages_plot import FILLS, graph
-from testbed.metrics.stages import Mean, Score, StagePlan, StageResult, StagesResult
+from testbed.metrics.scores import Mean, Score
+from testbed.metrics.stages import StagePlan, StageResult, StagesResult
 
 KINDS = {
     "pretrain": "supervised, from random weights",

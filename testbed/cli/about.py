@@ -13,18 +13,22 @@ from testbed.commands.errors import UserError
 from testbed.console import say
 
 
-@app.command(short_help="Print the JSON Schema of scenario or study files.")
+@app.command(short_help="Print the JSON Schema of scenario, study or stages files.")
 def schema(
-    what: Annotated[str, typer.Argument(metavar="scenario|study", help="Of which files.")] = "scenario",
+    what: Annotated[str, typer.Argument(metavar="scenario|study|stages", help="Of which files.")] = "scenario",
     json_: Json = None,
 ) -> None:
-    """Print the JSON Schema of scenario or study files, for editors that check and complete YAML."""
+    """Print the JSON Schema of scenario, study or stages files, for editors that check and complete YAML."""
     from testbed.commands import folders
-    from testbed.scenario.schema import scenario_schema, study_schema
+    from testbed.scenario.schema import scenario_schema, stages_schema, study_schema
 
-    makers: dict[str, Callable[[], dict[str, Any]]] = {"scenario": scenario_schema, "study": study_schema}
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
+        "scenario": scenario_schema,
+        "study": study_schema,
+        "stages": stages_schema,
+    }
     if what not in makers:
-        raise UserError(f"schema {what}: no such schema (nearest: scenario, study)")
+        raise UserError(f"schema {what}: no such schema (nearest: {', '.join(makers)})")
     folders.target("--json", json_)
     made = makers[what]()
     folders.write_json(json_, made)

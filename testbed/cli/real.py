@@ -14,15 +14,24 @@ from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, err, figures_of, said_of, say, show_run
 
 
-@app.command(short_help="Run one scenario on real engines and a real trainer.")
+@app.command(short_help="Run a scenario, or a graph of training stages, on real engines and a real trainer.")
 def real(
     ctx: typer.Context,
-    scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study with --variant.")],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A scenario, a study with --variant, or a graph of stages.")
+    ],
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
     variant: VariantName = None,
     seed: Seed = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE", help="Of a graph: only this stage and what it is made of; may be given again."),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Of a graph: say what would run in which order, and end.")
+    ] = False,
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A Ray cluster to run on (default: one is started).")
     ] = None,
@@ -31,12 +40,26 @@ def real(
     """Run the scenario that `testbed run` simulates on actual SGLang engines and an actual torch trainer.
 
     Writes the same run folder; all its times are measured. Ctrl-C ends the run early; what it did until then is in the
-    folder.
+    folder. A graph of stages (a file with the key `stages`) is run stage by stage into one folder; finished stages are
+    kept when the command is repeated.
     """
     from testbed.commands import folders
     from testbed.commands.chosen import facts_of, one, with_seed
+    from testbed.scenario.stages import is_stages
 
     overrides = [*(set_ or ()), *([f"real.ray_address={address}"] if address else [])]
+    if is_stages(scenario):
+        from testbed.cli.stages import real_stages
+
+        if variant is not None:
+            raise UserError(f"--variant {variant}: {scenario} is a graph of stages (nearest: --only STAGE)")
+        overrides += [f"run.seed={seed}"] if seed is not None else []
+        command = command_of(ctx)
+        real_stages(scenario, overrides, only or (), out_, json_, command, plan_only=plan, report=report_)
+        return
+    for option, given in (("--only", only), ("--plan", plan)):
+        if given:
+            raise UserError(f"{option}: {scenario} is no graph of stages (nearest: leave it out)")
     chosen = one(scenario, overrides, variant, simulated=False)
     config = chosen.scenario if seed is None else with_seed(chosen.scenario, seed)
     folder = folders.fresh(out_ or Path("runs") / f"{folders.slug(chosen.name)}-real", folders.SCENARIO)
@@ -48,8 +71,8 @@ def real(
     show_run(done.summary)
     decided, observed = 100 * done.core_share, 100 * done.observers_share
     say(f"decided  in {decided:.2f} % of the run's time; journal and metrics took {observed:.2f} %")
-    if done.rewards:
-        say(f"reward   {_ends(done.rewards)}")
+    if learnt := _learnt(done):
+        say(f"learnt   {learnt}")
     folders.write_json(
         json_,
         {
@@ -81,11 +104,29 @@ def real(
         raise RunFailed(f"{chosen.name}: {done.problem}")
 
 
-def _ends(rewards: Sequence[float]) -> str:
-    """Mean of the first and of the last fifth of the batches."""
-    n = max(len(rewards) // 5, 1)
-    first, last = sum(rewards[:n]) / n, sum(rewards[-n:]) / n
-    return f"{first:.3f} in the first {n} batches, {last:.3f} in the last {n}"
+def _learnt(result: Any) -> str:
+    """Mean reward of the first and of the last fifth of the batches, and on held-out tasks before and after; what there
+    is of it."""
+    parts, rewards = [], result.rewards
+    if rewards:
+        n = max(len(rewards) // 5, 1)
+        first, last = sum(rewards[:n]) / n, sum(rewards[-n:]) / n
+        parts.append(f"reward {first:.3f} in the first {n} batches, {last:.3f} in the last {n}")
+    if len(result.summary.held_out) == 2:
+        before, after = (s.reward.mean for s in result.summary.held_out)
+        parts.append(f"held out {before:.3f} before, {after:.3f} after")
+    return "; ".join(parts)
+
+
+def ready_for_real(scenario: Any) -> None:
+    """Before the first import of the real backend. Raises `UserError` where it is not installed."""
+    from testbed.commands.real_parts import how_to_get_real, missing_for_real
+
+    lacking = missing_for_real(scenario.real.engine_command)
+    if lacking:
+        raise UserError(f"the real backend needs {', '.join(lacking)} (nearest: {how_to_get_real()})")
+    # An old torchvision, there for its import alone, warns of the image codecs that it cannot load.
+    warnings.filterwarnings("ignore", message="Failed to load image Python extension")
 
 
 def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], dict[str, str]]:
@@ -94,13 +135,8 @@ def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], d
     Fewer results than `work` after Ctrl-C. Raises `UserError` where the real backend is not installed.
     """
     from testbed.commands import folders
-    from testbed.commands.real_parts import how_to_get_real, missing_for_real
 
-    lacking = missing_for_real(work[0][0].real.engine_command)
-    if lacking:
-        raise UserError(f"the real backend needs {', '.join(lacking)} (nearest: {how_to_get_real()})")
-    # An old torchvision, there for its import alone, warns of the image codecs that it cannot load.
-    warnings.filterwarnings("ignore", message="Failed to load image Python extension")
+    ready_for_real(work[0][0])
     from real.run import versions
     from real.session import Job, run_jobs
 
@@ -128,7 +164,7 @@ def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], d
         nonlocal before
         before += 1
         if not err.is_terminal:
-            complain(f"[{before}/{len(work)}] {said_of(work[index][3], result)}, reward {_ends(result.rewards)}")
+            complain(f"[{before}/{len(work)}] {said_of(work[index][3], result)}; {_learnt(result)}".rstrip("; "))
 
     with progress:
         results = run_jobs([Job(*w) for w in work], stage=stage, progress=status, done=done)

@@ -5,7 +5,7 @@ Raises `UserError` and `ScenarioError`. It refuses to know how runs are made and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from testbed.console import notes
 from testbed.scenario import Scenario
 from testbed.scenario.fields import closest
 from testbed.scenario.load import load_scenario
+from testbed.scenario.precisions import PLAIN
 from testbed.scenario.study import Study, Variant, is_study, load_study
+from testbed.scenario.training import TrainerCost
 
 MAX_SEEDS = 1000
 
@@ -128,18 +130,33 @@ def about_comparison(
         "baseline": study.baseline if study.baseline in names else names[0],
         "allow_unequal": list(study.allow_unequal),
         "alternatives": study.alternatives,
-        "facts": facts_of(variants[0].scenario, real=real),
+        "facts": facts_of(*(v.scenario for v in variants), real=real),
         "variants": [{"name": v.name, "note": v.note, "changes": dict(v.changes)} for v in variants],
     }
 
 
-def facts_of(scenario: Scenario, *, real: bool = False) -> dict[str, str]:
-    """Sentences for the part of the report that says what the figures rest on."""
+def _emulated(precisions: Iterable[str]) -> str:
+    """What real runs do where a format is asked for."""
+    formats = dict.fromkeys(p for p in precisions if p not in PLAIN)
+    return f"; {', '.join(formats)} emulated: values are rounded, arithmetic and memory stay plain" if formats else ""
+
+
+def _trainer_fact(cost: TrainerCost) -> str:
+    if cost.type == "analytic":
+        return f"6 N FLOPs a token at {100 * cost.mfu:.0f} % MFU"
+    return "coefficients fitted to published step times" if cost.type == "fitted" else "a given rate"
+
+
+def facts_of(scenario: Scenario, *others: Scenario, real: bool = False) -> dict[str, str]:
+    """Sentences for the part of the report that says what the figures rest on. `others`: compared with `scenario`."""
     price = f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour"
     if real:
+        compared = (scenario, *others)
         return {
-            "engine_step": f"SGLang engines on {scenario.cluster.gpu}, wall clock",
-            "trainer": f"FSDP2 trainer on {scenario.cluster.gpu}, wall clock",
+            "engine_step": f"SGLang engines on {scenario.cluster.gpu}, wall clock"
+            + _emulated(s.rollout.engine.weight_precision for s in compared),
+            "trainer": f"FSDP2 trainer on {scenario.cluster.gpu}, wall clock"
+            + _emulated(s.training.precision for s in compared),
             "links": "weights really copied, wall clock",
             "price": price,
         }
@@ -153,9 +170,7 @@ def facts_of(scenario: Scenario, *, real: bool = False) -> dict[str, str]:
     trainer = scenario.training.cost
     facts = {
         "engine_step": tables[costs.type],
-        "trainer": f"6 N FLOPs a token at {100 * trainer.mfu:.0f} % MFU"
-        if trainer.type == "analytic"
-        else "a given rate",
+        "trainer": _trainer_fact(trainer),
         "price": price,
     }
     source = getattr(getattr(scenario.workload, "reply", None), "source", "")

@@ -22,6 +22,7 @@ SCENARIO = "scenario.yaml"
 STUDY = "study.json"
 _WRITTEN = (SCENARIO, JOURNAL, "metrics.parquet", SUMMARY)
 _REPORT = ("index.html", "report.md", "table.csv", "gpu_time.csv")
+_FIGURES = ("reward.svg", "reward.png", "kl.svg", "kl.png")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -110,6 +111,7 @@ def _plain(value: Any) -> Any:
 
 def drop_report(folder: Path) -> None:
     """Take away the report of an earlier run in this folder, and nothing else."""
+    _drop(folder / "report" / "figures", _FIGURES)
     _drop(folder / "report", _REPORT)
 
 

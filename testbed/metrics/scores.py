@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 
@@ -21,3 +24,26 @@ class Score(Struct, frozen=True):
     reward: Mean
     kl: float | None = None
     """Mean over its sampled tokens of log p(model) - log p(teacher), nats; None: no teacher was read."""
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """Mean and 95 % interval: Wilson's where all values are 0 or 1, else Student's t (as wide as a single value: none
+    is known, so the interval is the value).
+
+    E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209. Raises ValueError without values."""
+    from scipy import stats  # slow to import, and most of what reads scores makes none
+
+    n = len(values)
+    if n == 0:
+        raise ValueError("no values")
+    mean = math.fsum(values) / n
+    if all(v in (0.0, 1.0) for v in values):
+        z = float(stats.norm.ppf(0.975))
+        centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
+        return Mean(mean, max(centre - half, 0.0), min(centre + half, 1.0), n)
+    if n == 1:
+        return Mean(mean, mean, mean, n)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    half = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+    return Mean(mean, mean - half, mean + half, n)

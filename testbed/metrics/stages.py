@@ -4,15 +4,13 @@ It refuses to know models, scenarios and how a stage is run."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
-from scipy import stats
 
-from testbed.metrics.scores import Mean, Score
+from testbed.metrics.scores import Mean, Score, mean_of
 
 STAGE = "stage.json"
 """In a stage's folder: its `StageResult`. There only when the stage is finished."""
@@ -88,27 +86,6 @@ class StagesResult(Struct):
     graph: list[StagePlan]
     results: list[StageResult]
     versions: dict[str, str] = {}
-
-
-def mean_of(values: Sequence[float]) -> Mean:
-    """Mean and 95 % interval: Wilson's where all values are 0 or 1, else Student's t (as wide as a single value: none
-    is known, so the interval is the value).
-
-    E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209. Raises ValueError without values."""
-    n = len(values)
-    if n == 0:
-        raise ValueError("no values")
-    mean = math.fsum(values) / n
-    if all(v in (0.0, 1.0) for v in values):
-        z = float(stats.norm.ppf(0.975))
-        centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-        return Mean(mean, max(centre - half, 0.0), min(centre + half, 1.0), n)
-    if n == 1:
-        return Mean(mean, mean, mean, n)
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
-    return Mean(mean, mean - half, mean + half, n)
 
 
 def fifths(values: Sequence[float]) -> tuple[Mean, Mean] | None:

@@ -66,6 +66,9 @@ def _load(read: Source, path: Path, overrides: Sequence[str], simulated: bool) -
     if "study" in read.data:
         what = "this is a study (a base and its variants), not a scenario"
         raise ScenarioError(Fault("study", what, "a scenario is what a study has under `base`", read.place(("study",))))
+    if "stages" in read.data:
+        what = "this is a graph of training stages, not a scenario"
+        raise ScenarioError(Fault("stages", what, f"testbed real {path}", read.place(("stages",))))
     written = with_overrides(read, overrides, Scenario)
     scenario = build(written, Scenario)
     base_dir = path.parent

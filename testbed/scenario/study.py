@@ -125,7 +125,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), *, simulated: bo
     path = Path(path)
     written = source.read(path)
     file = build(written, StudyFile)
-    base, base_dir = _base(file, written, path)
+    base, base_dir = base_of(file.base, written, path)
     plans = _plans(file, written)
     variants, faults = _variants(plans, base, base_dir, overrides, simulated)
     if faults:
@@ -140,19 +140,20 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), *, simulated: bo
     return Study(file.study, file.question, seeds, baseline, variants, base_dir, file.allow_unequal, file.alternatives)
 
 
-def _base(file: StudyFile, written: Source, path: Path) -> tuple[Source, Path]:
-    if not isinstance(file.base, str):
+def base_of(base: dict[str, Any] | str, written: Source, path: Path) -> tuple[Source, Path]:
+    """The scenario tree that the key `base` of a file holds or names, and what file names in it are relative to."""
+    if not isinstance(base, str):
         return written.sub("base"), path.parent
-    at = path.parent / file.base
+    at = path.parent / base
     if not at.is_file():
         near = fields.closest(at.name, sorted(p.name for p in at.parent.glob("*.y*ml"))) if at.parent.is_dir() else ""
         raise ScenarioError(Fault("base", f"no such file: {at}", near, written.place(("base",))))
-    base = source.read(at)
-    if "study" in base.data:
-        raise ScenarioError(
-            Fault("base", f"{at} is a study itself; a base is a scenario", "", written.place(("base",)))
-        )
-    return base, at.parent
+    found = source.read(at)
+    for key, what in (("study", "a study"), ("stages", "a graph of stages")):
+        if key in found.data:
+            what = f"{at} is {what} itself; a base is a scenario"
+            raise ScenarioError(Fault("base", what, "", written.place(("base",))))
+    return found, at.parent
 
 
 def _seeds(file: StudyFile, written: Source, first: Scenario) -> tuple[int, ...]:
@@ -213,10 +214,11 @@ def _plans(file: StudyFile, written: Source) -> list[_Plan]:
 def _set(written: Source, i: int) -> Iterator[_Change]:
     changes: dict[str, Any] = written.data["variants"][i].get("set") or {}
     for key, value in changes.items():
-        yield _Change(tuple(key.split(".")), value, _places(written, ("variants", i, "set", key)))
+        yield _Change(tuple(key.split(".")), value, places_below(written, ("variants", i, "set", key)))
 
 
-def _places(written: Source, path: KeyPath) -> dict[KeyPath, str]:
+def places_below(written: Source, path: KeyPath) -> dict[KeyPath, str]:
+    """Where the keys below `path` are written, by their paths from there."""
     n = len(path)
     return {p[n:]: w for p, w in written.where.items() if p[:n] == path}
 
@@ -226,7 +228,7 @@ def _axis(written: Source, key: str, size: int) -> list[tuple[str, _Change]]:
     out = []
     for i in range(size):
         value = written.data["grid"][key][i]
-        change = _Change(tuple(key.split(".")), value, _places(written, ("grid", key, i)))
+        change = _Change(tuple(key.split(".")), value, places_below(written, ("grid", key, i)))
         out.append((_point_name(change), change))
     return out
 
@@ -234,15 +236,16 @@ def _axis(written: Source, key: str, size: int) -> list[tuple[str, _Change]]:
 def _point_name(change: _Change) -> str:
     """`rollout_num_gpus=40`, or for sections `bounded,max_head_offpolicyness=4`."""
     parts = []
-    for path, value in _leaves(change.path, change.value):
+    for path, value in leaves(change.path, change.value):
         parts.append(str(value) if path[-1] in ("type", "mode") else f"{path[-1]}={value}")
     return ",".join(parts)
 
 
-def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every plain value below `path`, with its own path."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves((*path, key), inner)
+            yield from leaves((*path, key), inner)
     else:
         yield path, value
 
@@ -286,7 +289,7 @@ def _variant(plan: _Plan, base: Source, base_dir: Path, overrides: Sequence[str]
     faults = [f.at(place_of(written, f)) for f in rules.check(scenario, base_dir, simulated=simulated)]
     if faults:
         raise ScenarioError(faults)
-    changes = {source.dotted(p): v for c in plan.changes for p, v in _leaves(c.path, c.value)}
+    changes = {source.dotted(p): v for c in plan.changes for p, v in leaves(c.path, c.value)}
     return Variant(plan.name, plan.note, changes, scenario, tuple(rules.remarks(scenario, base_dir)))
 
 

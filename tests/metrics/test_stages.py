@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.metrics.stages import STAGE, Mean, Score, StageResult, fifths, mean_of, read_stage, write_result
+from testbed.metrics.scores import Mean, Score, mean_of
+from testbed.metrics.stages import STAGE, StageResult, fifths, read_stage, write_result
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:

@@ -1,4 +1,4 @@
-"""Held-out rewards in the report: shown when every run was asked before and after, with the ends and gains of each seed."""
+"""Held-out rewards in the report: there when every run was asked before and after, with ends and gains of each seed."""
 
 import msgspec
 import pytest

@@ -11,7 +11,8 @@ import pytest
 
 from reports.stages import headline, markdown, render, whom_rl_trains, write_stages_report
 from reports.stages_plot import graph
-from testbed.metrics.stages import Mean, Score, StagePlan, StageResult, StagesResult
+from testbed.metrics.scores import Mean, Score
+from testbed.metrics.stages import StagePlan, StageResult, StagesResult
 
 PLAN = [
     StagePlan("sft", "sft", "tiny-qwen3", {}, ["sft"]),

@@ -71,6 +71,19 @@ def for_real(config: Scenario) -> Scenario:
     return Scenario.model_validate(tree)
 
 
+def scoring_model(start: Path, folder: Path) -> Path:
+    """A model with a value head of random numbers: its rewards mean nothing, and differ."""
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    model = AutoModelForTokenClassification.from_pretrained(start, num_labels=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    return folder
+
+
 class Rig:
     """Close it in the end. `folder`: for weights, logs and the start checkpoint."""
 
@@ -82,7 +95,9 @@ class Rig:
         # every role is there; a run uses those that its algorithm asks for
         base = for_real(scenario(algorithm__advantage="critic", **changes))
         teacher = model_of(base, folder).path
-        base = base.model_copy(update={"real": base.real.model_copy(update={"teachers": (str(teacher),)})})
+        self.reward_model = scoring_model(teacher, folder / "reward-model")
+        roles = {"teachers": (str(teacher),), "reward_model": str(self.reward_model)}
+        base = base.model_copy(update={"real": base.real.model_copy(update=roles)})
         try:
             self.deployment: Deployment = self.wait(
                 self._stack.enter_async_context(deployed(base, folder, folder.resolve()))

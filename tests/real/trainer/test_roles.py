@@ -254,6 +254,31 @@ def test_op_12_several_teachers_each_for_its_own_samples(dense_model: Path, two_
         asyncio.run(driven(rank, SignalOptions()).teacher_log_probs(records[:1], ["law"]))
 
 
+def test_op_09_distillation_trains_the_student_alone(dense_model: Path, two_teachers: dict[str, str]) -> None:
+    """Two updates on two teachers' signals: the student's weights move; each teacher in memory is its file, bit by
+    bit, and says the same of the same tokens."""
+    rank = connected(dense_model, teachers=two_teachers, lr=1e-2)
+    trainer = driven(rank, SignalOptions("distillation"))
+    records, names = random_records(4), ["math", "code", "math", "code"]
+    student = weights(rank.model)
+    before = asyncio.run(trainer.teacher_log_probs(records, names))
+    taught = [replace(r, extra={**r.extra, **v}) for r, v in zip(records, before, strict=True)]
+    for update in range(2):
+        asyncio.run(trainer.train_update(taught, update, 0, 1))
+    assert not same(student, rank.model)
+    for name, folder in two_teachers.items():
+        teacher = rank._net(f"teacher:{name}")
+        assert same(weights_of(Path(folder)), teacher)
+        assert not any(p.requires_grad for p in teacher.parameters())
+    after = asyncio.run(trainer.teacher_log_probs(records, names))
+    for a, b in zip(before, after, strict=True):
+        assert np.array_equal(a["teacher_log_probs"], b["teacher_log_probs"])
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in plain.load(folder).named_parameters()}
+
+
 def test_op_15_a_stage_leaves_a_checkpoint_that_starts_a_student_or_feeds_it(
     dense_model: Path, two_teachers: dict[str, str]
 ) -> None:

@@ -21,6 +21,7 @@ from real.trainer.rank import TrainerRank
 from real.trainer.trainer import RankHandle, Trainer, TrainerError
 from tests.real.trainer.conftest import random_records
 from tests.real.trainer.test_routing_replay import routed_at_random
+from tests.support.real_rig import scoring_model
 
 T = TypeVar("T")
 LOSS = LossOptions(kl_coef=0.1)
@@ -89,7 +90,11 @@ Worlds = tuple[Trainer, Trainer]
 
 
 @pytest.fixture(scope="module", params=["dense_model", "moe_model"])
-def worlds(request: pytest.FixtureRequest, places: tuple[Sequence[RankHandle], Sequence[RankHandle]]) -> Worlds:
+def worlds(
+    request: pytest.FixtureRequest,
+    places: tuple[Sequence[RankHandle], Sequence[RankHandle]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Worlds:
     """(one rank, two ranks) of the same model; tests run in order and leave both with the same updates behind them."""
     # Gradients are left unclipped, so that those of both worlds can be compared as they are.
     model = str(request.getfixturevalue(request.param))
@@ -101,6 +106,7 @@ def worlds(request: pytest.FixtureRequest, places: tuple[Sequence[RankHandle], S
         loss=LOSS,
         critic=CriticOptions(lr=1e-3),
         teachers={"same": model},
+        reward_model=str(scoring_model(Path(model), tmp_path_factory.mktemp("scorer") / "model")),
         use_rollout_routing_replay=request.param == "moe_model",
         timeout_s=120,
     )
@@ -179,6 +185,12 @@ def test_critics_and_teachers_agree(worlds: Worlds) -> None:
     for one, two in zip([*values_a, *taught_a], [*values_b, *taught_b], strict=True):
         assert one == pytest.approx(two, abs=1e-4)
     assert max(np.abs(v).max() for v in values_a) > 1e-4, "the second values are of a critic that has learnt"
+
+
+def test_reward_models_agree(worlds: Worlds) -> None:
+    records = random_records(7)
+    one, two = (wait(trainer.rewards(records)) for trainer in worlds)
+    assert one == pytest.approx(two, abs=1e-4) and np.std(one) > 0.01
 
 
 @pytest.mark.parametrize("worlds", ["moe_model"], indirect=True)
