@@ -14,7 +14,7 @@ CPU_ENGINES = import sys, platform as p; sys.exit((sys.version_info[:2], p.syste
 # Whether the real backend can be installed: beside a GPU, or where SGLang's parts have wheels that run without one.
 REAL ?= $(shell if test $(KIND) = gpu || $(PYTHON) -c '$(CPU_ENGINES)'; then echo yes; else echo no; fi)
 
-.PHONY: help demo real-demo test gpu-check bench lint install install-dev install-real lock clean
+.PHONY: help demo real-demo test gpu-check published bench lint install install-dev install-real lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make real-demo     set up the real backend, train on arithmetic with SGLang engines in two layouts, name the report"
 	@echo "make test          set up, run the tests (REAL=no: those that need no torch)"
 	@echo "make gpu-check     the real demo and the tests of both backends on this machine's GPU"
+	@echo "make published     simulate what others measured, write docs/published.md (minutes)"
 	@echo "make bench         measure the simulator's speed (benchmarks/results.json)"
 	@echo "make lint          ruff, mypy, import rules"
 	@echo "make install-real  set up the real backend: stock SGLang beside a GPU, its CPU path elsewhere"
@@ -82,6 +83,9 @@ endif
 
 gpu-check: install-dev install-real
 	PATH="$(abspath $(BIN)):$$PATH" bash scripts/gpu_check.sh
+
+published: install
+	$(BIN)/testbed published --doc docs/published.md --check
 
 bench: install
 	$(BIN)/python -m benchmarks --json benchmarks/results.json

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from sim.coefficients import Coefficients, coefficients
 from testbed.scenario.catalogue import GpuSpec, ModelSpec
 from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
-from testbed.scenario.training import RateTrainer
+from testbed.scenario.training import AnalyticTrainer, RateTrainer
 
 FORWARD_SHARE = 1 / 3
 """Analytic: 2 of the 6 FLOPs per parameter and token are the forward pass."""
@@ -37,12 +38,21 @@ def flops_per_token(model: ModelSpec, length: float) -> float:
 
 
 class TrainerModel:
-    """Seconds of one trainer. `analytic`: FLOPs over peak x MFU and what is added to it; `rate`: a plain throughput.
+    """Seconds of one trainer. `analytic`: FLOPs over peak x MFU and what is added to it; `fitted`: the same by kind of
+    work, with memory traffic; `rate`: a plain throughput.
 
     Raises `ValueError` for a `rate` trainer without a rate.
     """
 
-    def __init__(self, scenario: Scenario, layout: Layout, model: ModelSpec, gpu: GpuSpec) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        layout: Layout,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        fitted: Coefficients | None = None,
+    ) -> None:
+        self._c = fitted or coefficients()
         self._training = scenario.training
         self._cost = scenario.training.cost
         self._gpus = layout.train_gpus
@@ -104,15 +114,31 @@ class TrainerModel:
     def _update(self, lengths: Sequence[int]) -> float:
         if isinstance(self._cost, RateTrainer):
             return self._cost.fixed_s + self._at_rate(lengths)
-        compute = self._compute(lengths) * RECOMPUTE[self._training.recompute]
+        compute = self._compute(lengths, RECOMPUTE[self._training.recompute])
         return compute + self.optimizer_seconds() + self._cost.fixed_s
 
-    def _compute(self, lengths: Sequence[int]) -> float:
-        """FLOPs / (GPUs x BF16 peak x MFU) x imbalance x (1 + bubble) x (1 + exposed communication)."""
+    def _compute(self, lengths: Sequence[int], recompute: float = 1.0) -> float:
+        """Seconds of forward and backward on evenly loaded GPUs x imbalance x (1 + bubble) x (1 + exposed
+        communication)."""
         c = self._cost
         assert not isinstance(c, RateTrainer)
-        ideal = self.flops(lengths) / (self._gpus * self._gpu.peak_flops("bf16") * c.mfu)
-        return ideal * c.imbalance * (1.0 + self.bubble(sum(lengths))) * (1.0 + c.exposed_communication)
+        if isinstance(c, AnalyticTrainer):
+            even = recompute * self.flops(lengths) / (self._gpus * self._gpu.peak_flops("bf16") * c.mfu)
+        else:
+            even = self._by_kind_of_work(lengths, recompute)
+        return even * c.imbalance * (1.0 + self.bubble(sum(lengths))) * (1.0 + c.exposed_communication)
+
+    def _by_kind_of_work(self, lengths: Sequence[int], recompute: float) -> float:
+        """Matrix products and attention over peak x their MFU, activations over memory bandwidth, all of it computed
+        again as asked; and the logits, which are not."""
+        m, tokens = self._model, sum(lengths)
+        peak = self._gpus * self._gpu.peak_flops("bf16")
+        memory = self._gpus * HBM_SHARE * self._gpu.hbm_bytes_per_s
+        products = self._linear * tokens / (peak * self._c.trainer_linear_mfu)
+        attention = self._quadratic * sum(n * n for n in lengths) / (peak * self._c.trainer_attention_mfu)
+        activations = 2.0 * tokens * m.layers * m.hidden * (1 + m.topk) * self._c.trainer_activation_passes / memory
+        logits = 4.0 * tokens * m.vocab * self._c.trainer_logits_passes / memory
+        return recompute * (products + attention + activations) + logits
 
     def _at_rate(self, lengths: Sequence[int]) -> float:
         c = self._cost

@@ -2,8 +2,8 @@
 
 A publication has four parts: prepare (gather and convert, or build a delta; engines may go on generating), transfer,
 apply (into the served tensors) and requantise. Only model weights travel, never optimizer states. The terms follow from
-sizes and links; what sizes and links do not explain is one overhead per path, fitted to a published measurement and
-named below with its source. It refuses to know versions, barriers and requests: the core decides those.
+sizes and links; what those do not explain are the coefficients of `sim.coefficients`, fitted to published measurements.
+It refuses to know versions, barriers and requests: the core decides those.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import ceil
 
 from msgspec import Struct
 
+from sim.coefficients import Coefficients, coefficients
 from sim.fabric import BUS_SHARE, Fabric
 from testbed.core.events import PathCost
 from testbed.scenario.catalogue import GpuSpec, ModelSpec, trainer_state_bytes_per_gpu
@@ -24,34 +25,6 @@ COLLECTIVE_PATHS = frozenset({"broadcast"})
 
 HBM_SHARE = 0.8
 """Share of peak memory bandwidth that copies reach; commonly 0.75 to 0.85."""
-
-BROADCAST_BUCKET_S = 0.016
-"""Fitted, seconds per bucket: what a broadcast bucket costs beyond gather and wire. Miles' P2P document (H100, 1 GB
-buckets): GLM-4.7-9B-Flash 1 + 1 nodes 2.51 s, Qwen3-30B-A3B 2 + 2 2.67 s, GLM-5 744B 16 + 16 58.3 s, Kimi-K2 1T 32 + 32
-53.3 s. The same table shows no cost per receiver: 32 nodes are the fastest per byte, so there is no such term."""
-
-P2P_SOURCE_BYTES_PER_S = 15e9
-"""Fitted, per trainer node: rate at which sources gather, convert and register shards for P2P. Same table: 4.23, 2.16,
-8.48, 7.23 s. On one node pair it makes P2P lose against broadcast, with 16 and more it makes it win 7 times and
-more."""
-
-IPC_CONVERT_BYTES_PER_S = 25e9
-"""Fitted: gather and convert for CUDA IPC; every rank sees the whole model. Miles, 27B colocated: 2.5 s."""
-
-IPC_TENSOR_S = 0.25e-3
-"""Fitted: handle exchange and copy set-up per tensor. slime, Qwen3-30B-A3B colocated: 7 s after bucketing (18,867
-tensors)."""
-
-DELTA_BUILD_BYTES_PER_S = 4.15e9
-"""Fitted, per trainer node: compare with the snapshot, compress, checksum. Miles with Stitch, GLM-4.7-Flash (62.4 GB):
-prepare 15.8 s; one trainer node assumed."""
-
-RELOAD_BYTES_PER_S = 10.4e9
-"""Fitted, per engine GPU: host memory into the served tensors. Same source: pause 0.75 s; an engine of 8 GPUs
-assumed."""
-
-REQUANTIZE_BYTES_PER_S = 72.6e9
-"""Fitted, per engine GPU, of 16-bit bytes: Miles, Kimi-K2 1T: 0.884 s; engines of 32 GPUs assumed."""
 
 
 class Prepared(Struct, frozen=True):
@@ -75,8 +48,15 @@ class WeightPaths:
     """Times of weight updates for one layout. Links queue, so calls must come in the order of their times."""
 
     def __init__(
-        self, scenario: Scenario, layout: Layout, model: ModelSpec, gpu: GpuSpec, fabric: Fabric | None = None
+        self,
+        scenario: Scenario,
+        layout: Layout,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        fabric: Fabric | None = None,
+        fitted: Coefficients | None = None,
     ) -> None:
+        self._c = fitted or coefficients()
         self._s = scenario
         self._w = scenario.weights
         self._layout = layout
@@ -99,6 +79,11 @@ class WeightPaths:
         return self._model.weight_bytes(served if self._w.requantize == "none" else "bf16")
 
     @property
+    def trained_bytes(self) -> float:
+        """Bytes of one whole copy as the trainer has it and converts it: parameters x 2, or x 4 in fp32."""
+        return self._model.weight_bytes("fp32" if self._s.training.precision == "fp32" else "bf16")
+
+    @property
     def delta_bytes(self) -> float:
         """Bytes of one delta: parameters x changed share x bytes per changed parameter, compressed."""
         return self._model.params * self._w.delta_density * self._w.delta_bytes_per_changed_param
@@ -117,16 +102,16 @@ class WeightPaths:
 
     def gather_seconds(self) -> float:
         """All-gather of the trainer's shards: bytes x (1 - 1 / shards) / min(NVLink, a node's adapters). 0 if nothing
-        converts."""
+        converts. Pipeline stages gather at the same time, each its own layers."""
         if not self.converts:
             return 0.0
         t = self._s.training
-        shards = max(t.tensor_parallel, t.expert_parallel) * t.pipeline_parallel
+        shards, gathered = max(t.tensor_parallel, t.expert_parallel), self.payload_bytes / t.pipeline_parallel
         if t.sharding == "zero3":
-            shards = self._layout.train_gpus
+            shards, gathered = self._layout.train_gpus, self.payload_bytes
         per_node = self._s.cluster.gpus_per_node
         rate = self._nvlink if shards <= per_node else min(self._nvlink, self.fabric.ib_bytes_per_s * per_node)
-        return self.payload_bytes * (1 - 1 / max(1, shards)) / rate
+        return gathered * (1 - 1 / max(1, shards)) / rate
 
     def available(self, path: str) -> bool:
         """CUDA IPC needs engines on the trainer's own GPUs."""
@@ -232,17 +217,17 @@ class WeightPaths:
         return self.gather_seconds() + self.payload_bytes / (gpus * self.fabric.pcie_bytes_per_s)
 
     def _build_seconds(self) -> float:
-        return self.payload_bytes / (len(self._train_nodes) * DELTA_BUILD_BYTES_PER_S)
+        return self.payload_bytes / (len(self._train_nodes) * self._c.delta_build_bytes_per_s)
 
     def _convert_seconds(self, path: str) -> float:
         """Gather and convert for the paths that read the trainer's GPU memory."""
         if path == "broadcast":
-            return self.gather_seconds()
+            return 0.0 if self._s.simulation.broadcast == "checkpoint_engine" else self.gather_seconds()
         if path == "p2p":
-            rate = len(self._train_nodes) * P2P_SOURCE_BYTES_PER_S
-            return self.payload_bytes / rate if self.converts else 0.0
-        convert = self.payload_bytes / IPC_CONVERT_BYTES_PER_S if self.converts else 0.0
-        return convert + self._model.num_tensors * IPC_TENSOR_S
+            rate = len(self._train_nodes) * self._c.p2p_source_bytes_per_s
+            return self.trained_bytes / rate if self.converts else 0.0
+        convert = self.payload_bytes / self._c.ipc_convert_bytes_per_s if self.converts else 0.0
+        return convert + self._model.num_tensors * self._c.ipc_tensor_s
 
     def _prepare_seconds(self, path: str) -> float:
         """Without the pulls of a delta, which are transfer."""
@@ -259,12 +244,27 @@ class WeightPaths:
         return list(self._train_nodes) == [e.node] and e.gpus <= self._s.cluster.gpus_per_node
 
     def _broadcast_seconds(self, wave: tuple[int, ...]) -> float:
-        """Buckets through one ring: bytes / slowest link + buckets x (latency + overhead), whatever the number of
-        receivers."""
-        near = all(self._on_trainer_node(e) for e in wave)
-        rate = self._nvlink if near else self.fabric.ib_bytes_per_s
+        """Buckets through one ring: the wire does not depend on the number of receivers, the control plane does.
+
+        `miles`: one GPU of a pipeline stage gathers, converts and sends bucket after bucket; the stages convert at the
+        same time and take turns on the wire, so that t = max(send, (send + convert) / stages) + buckets x receivers x
+        overhead. `checkpoint_engine`: every rank sends what it holds in host memory, over all adapters of a node;
+        t = send + reload + buckets x receivers x overhead.
+        """
         buckets = ceil(self.payload_bytes / self._w.update_weight_buffer_size)
-        return self.payload_bytes / rate + buckets * (self.fabric.latency_s + BROADCAST_BUCKET_S)
+        receivers = sum(self._layout.engines[e].gpus for e in wave)
+        near = all(self._on_trainer_node(e) for e in wave)
+        latency = buckets * self.fabric.latency_s
+        if self._s.simulation.broadcast == "checkpoint_engine":
+            adapters = min(self._layout.train_gpus, self._s.cluster.gpus_per_node)
+            rate = self._nvlink if near else min(self._nvlink, adapters * self.fabric.ib_bytes_per_s)
+            reload = self.payload_bytes / self._c.checkpoint_engine_reload_bytes_per_s
+            overhead = self._c.checkpoint_engine_receiver_s
+            return self.payload_bytes / rate + reload + latency + buckets * receivers * overhead
+        send = self.payload_bytes / (self._nvlink if near else self.fabric.ib_bytes_per_s) + latency
+        convert = self.trained_bytes / self._c.broadcast_convert_bytes_per_s if self.converts else 0.0
+        stages = self._s.training.pipeline_parallel
+        return max(send, (send + convert) / stages) + buckets * receivers * self._c.broadcast_receiver_s
 
     def _collective(self, now: float, participants: tuple[int, ...], engine: int) -> float:
         wave = self._waves.get(participants)
@@ -301,10 +301,10 @@ class WeightPaths:
         """Into the served tensors: from host memory (disk paths), or read and written once in GPU memory."""
         share = self.payload_bytes / self._layout.engines[engine].gpus
         if path in ("disk", "disk_delta"):
-            return share / RELOAD_BYTES_PER_S
+            return share / self._c.reload_bytes_per_s
         return 2 * share / self._hbm
 
     def _requantize_seconds(self, engine: int) -> float:
         if self._w.requantize == "none":
             return 0.0
-        return self._model.weight_bytes("bf16") / self._layout.engines[engine].gpus / REQUANTIZE_BYTES_PER_S
+        return self._model.weight_bytes("bf16") / self._layout.engines[engine].gpus / self._c.requantize_bytes_per_s

@@ -16,7 +16,10 @@ from collections.abc import Sequence
 # ruff: isort: off
 from testbed.cli import runs as _runs  # noqa: F401
 from testbed.cli import real as _real  # noqa: F401
+from testbed.cli import published as _published  # noqa: F401
 from testbed.cli import records as _records  # noqa: F401
+from testbed.cli import engine_check as _engine_check  # noqa: F401
+from testbed.cli import serving as _serving  # noqa: F401
 from testbed.cli import about as _about  # noqa: F401
 
 # ruff: isort: on

@@ -49,13 +49,13 @@ class Bounded:
     While a publication is on its way nothing starts that the deployed version does not allow.
     """
 
-    def __init__(self, eta: int, why: str, blocked: str) -> None:
+    def __init__(self, eta: float, why: str, blocked: str) -> None:
         self.eta = eta
         self.why = why
         self._blocked = blocked
 
     def blocked_by(self, p: Progress) -> str:
-        bound = (p.publications + self.eta + 1) * p.groups_per_batch * p.interval
+        bound = int((p.publications + self.eta + 1) * p.groups_per_batch * p.interval)
         return "" if p.submitted - p.dropped < bound else self._blocked
 
     def next_task(self) -> int:
@@ -158,7 +158,7 @@ def admission(config: AdmissionConfig) -> Admission:
         case OneStepAhead():
             return OneStep()
         case BoundedStaleness(max_head_offpolicyness=eta):
-            return Bounded(eta, f"bounded:eta={eta}", "staleness_bound")
+            return Bounded(eta, f"bounded:eta={eta:g}", "staleness_bound")
         case FullyAsync():
             return Capacity(config)
         case OverSampling():

@@ -55,10 +55,11 @@ class OneStepAhead(Section):
 
 
 class BoundedStaleness(Section):
-    """AReaL's bound: a group may start while N_submitted <= (version + eta + 1) B."""
+    """AReaL's bound: a group may start while N_submitted <= (version + eta + 1) B. A fraction is verl's
+    `staleness_threshold`: that share of one version's groups may start ahead."""
 
     type: Literal["bounded"] = "bounded"
-    max_head_offpolicyness: Annotated[int, Field(ge=0)] = 1
+    max_head_offpolicyness: NonNegativeFloat = 1
     """eta, in published versions."""
 
 

@@ -24,6 +24,19 @@ class AnalyticTrainer(Section):
     """Per optimizer update: data loading, packing, logging."""
 
 
+class FittedTrainer(Section):
+    """FLOPs of matrix products and of attention, each at its own MFU, plus memory traffic of activations and logits;
+    the coefficients are fitted to published step times of an FSDP2 trainer (`docs/published.md`)."""
+
+    type: Literal["fitted"] = "fitted"
+    imbalance: Annotated[float, Field(ge=1)] = 1.05
+    """Longest data-parallel rank over the mean."""
+    exposed_communication: Fraction = 0.0
+    """Share of step time added for communication that nothing hides."""
+    fixed_s: NonNegativeFloat = 0.5
+    """Per optimizer update: data loading, packing, logging."""
+
+
 class RateTrainer(Section):
     """A plain throughput: seconds = fixed + trajectories / rate (for queueing checks and published shapes)."""
 
@@ -33,7 +46,7 @@ class RateTrainer(Section):
     fixed_s: NonNegativeFloat = 0.0
 
 
-TrainerCost = Annotated[AnalyticTrainer | RateTrainer, Field(discriminator="type")]
+TrainerCost = Annotated[AnalyticTrainer | FittedTrainer | RateTrainer, Field(discriminator="type")]
 
 
 class Training(Section):

@@ -92,11 +92,11 @@ KEYWORDS: dict[str, Any] = {
 
 @pytest.fixture
 def schemas(cli: Cli) -> dict[str, dict[str, Any]]:
-    return {what: json.loads(cli("schema", what).out) for what in ("scenario", "study")}
+    return {what: json.loads(cli("schema", what).out) for what in ("scenario", "study", "stages")}
 
 
 def test_schema_is_json_schema_and_the_json_file_is_equal(cli: Cli, tmp_path: Path) -> None:
-    for what in ("scenario", "study"):
+    for what in ("scenario", "study", "stages"):
         said = cli("schema", what, "--json", f"{what}.json")
         assert (said.code, said.err) == (0, "")
         schema = json.loads(said.out)
@@ -116,7 +116,7 @@ def test_the_schemas_accept_the_files_of_this_repository(schemas: dict[str, dict
     assert len(FILES) > 10
     for file in FILES:
         data = source.read(file).data
-        schema = schemas["study" if "study" in data else "scenario"]
+        schema = schemas[next((k for k in ("study", "stages") if k in data), "scenario")]
         assert list(faults(data, schema, schema)) == [], file.name
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.coefficients import coefficients
 from sim.fabric import Fabric, Link, link_bytes_per_s
 from sim.weight_paths import WeightPaths
-from testbed.scenario.catalogue import ModelSpec, gpu_spec, model_preset
+from testbed.scenario.catalogue import ModelSpec, gpu_spec, model_preset, model_spec
 from testbed.scenario.layout import layout_of
 from testbed.scenario.scenario import Scenario
+from testbed.scenario.study import load_study
 from tests.support.scenarios import scenario
 
 PATHS = ("broadcast", "p2p", "disk", "disk_delta")
 GIB = 2**30
+COEFFICIENTS = coefficients()
 
 
 def of_size(params: float) -> ModelSpec:
@@ -79,66 +84,81 @@ def test_rates_come_from_the_cluster_or_else_the_catalogue() -> None:
 
 # --- published updates ------------------------------------------------------------------------------------------------
 
-MILES = [
-    ("GLM-4.7-9B-Flash", of_size(31.2e9), split(1, 1, 8), 2.5086, 4.229),
-    ("Qwen3-30B-A3B", model_preset("Qwen3-30B-A3B"), split(2, 2, 8), 2.670, 2.1602),
-    ("GLM-5 744B", of_size(744e9), split(16, 16, 64), 58.3015, 8.4797),
-    (
-        "Kimi-K2 1T",
-        model_preset("Kimi-K2"),
-        split(32, 32, 32, weights__requantize="fp8", rollout__engine={"weight_precision": "fp8"}),
-        53.2791,
-        7.2273,
-    ),
-]
-"""Miles' P2P document, H100, 1 GB buckets: seconds by NCCL broadcast and by RDMA P2P."""
+PUBLISHED = Path(__file__).resolve().parents[2] / "scenarios" / "published"
 
 
-@pytest.mark.parametrize(("name", "model", "s", "broadcast", "p2p"), MILES, ids=[m[0] for m in MILES])
-def test_broadcast_and_p2p_of_miles(name: str, model: ModelSpec, s: Scenario, broadcast: float, p2p: float) -> None:
-    """Two fitted parameters for eight numbers: each within a factor of 1.6, and the same winner in every row."""
-    w = paths(s, model)
-    by_broadcast, by_p2p = w.expected("broadcast").total_s, w.expected("p2p").total_s
-    assert broadcast / 1.6 < by_broadcast < broadcast * 1.6
-    assert p2p / 1.25 < by_p2p < p2p * 1.25
-    assert (by_p2p < by_broadcast) == (p2p < broadcast)
+def totals(study: str) -> dict[str, dict[str, float]]:
+    """Variant -> path -> seconds of one update, for broadcast and P2P."""
+    found = {}
+    for v in load_study(PUBLISHED / f"{study}.yaml").variants:
+        w = paths(v.scenario, model_spec(v.scenario.model))
+        found[v.name] = {path: w.expected(path).total_s for path in ("broadcast", "p2p")}
+    return found
+
+
+MILES = {
+    "GLM-4.7-9B-Flash, 1 + 1 nodes": (2.5086, 4.229),
+    "Qwen3-30B-A3B, 2 + 2 nodes": (2.670, 2.1602),
+    "GLM-4.5-Air, 4 + 4 nodes": (5.0011, 2.6372),
+    "Qwen3-235B-A22B, 8 + 8 nodes": (10.7536, 3.162),
+    "GLM-5 744B, 16 + 16 nodes": (58.3015, 8.4797),
+    "Kimi-K2 1T, 32 + 32 nodes": (53.2791, 7.2273 - 0.884),
+}
+"""Miles' P2P document, H100, 1 GB buckets: seconds by NCCL broadcast and by RDMA P2P, without requantisation."""
+
+
+def test_ws_03_broadcast_and_p2p_of_miles() -> None:
+    """Three fitted parameters for twelve numbers: broadcast within a factor of 1.4, P2P of 1.9, everywhere the same
+    winner."""
+    ours = totals("miles_weight_transfer")
+    assert ours.keys() == MILES.keys()
+    for name, (broadcast, p2p) in MILES.items():
+        got = ours[name]
+        assert broadcast / 1.4 < got["broadcast"] < broadcast * 1.4, name
+        assert p2p / 1.9 < got["p2p"] < p2p * 1.9, name
+        assert (got["p2p"] < got["broadcast"]) == (p2p < broadcast), name
 
 
 def test_p2p_loses_on_one_node_pair_and_wins_sevenfold_at_1t() -> None:
-    def ratio(row: int) -> float:
-        w = paths(MILES[row][2], MILES[row][1])
-        return w.expected("broadcast").total_s / w.expected("p2p").total_s
-
-    assert ratio(0) < 0.7
-    assert ratio(2) == pytest.approx(6.9, rel=0.3)
-    assert ratio(3) > 7
+    ours = totals("miles_weight_transfer")
+    ratio = {name: got["broadcast"] / got["p2p"] for name, got in ours.items()}
+    assert ratio["GLM-4.7-9B-Flash, 1 + 1 nodes"] < 0.7
+    assert ratio["GLM-5 744B, 16 + 16 nodes"] == pytest.approx(6.9, rel=0.3)
+    assert ratio["Kimi-K2 1T, 32 + 32 nodes"] > 7
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu", "nodes", "per_engine", "precision", "published"),
+    ("variant", "published"),
     [
-        ("GLM-4.5-Air", "H100", 1, 8, "bf16", 3.47),
-        ("Qwen3-235B-A22B", "H100", 1, 8, "bf16", 6.22),
-        ("DeepSeek-V3", "H20", 2, 16, "fp8", 10.19),
-        ("Kimi-K2", "H20", 2, 16, "fp8", 14.36),
+        ("GLM-4.5-Air, 8 H800", 3.47),
+        ("Qwen3-235B-A22B, 8 H800", 6.22),
+        ("DeepSeek-V3.1, 16 H20", 10.19),
+        ("Kimi-K2, 16 H20", 14.36),
+        ("DeepSeek-V3.1, 256 H20", 11.33),
+        ("Kimi-K2, 256 H20", 16.04),
     ],
 )
-def test_broadcast_is_in_the_band_of_checkpoint_engine(
-    model: str, gpu: str, nodes: int, per_engine: int, precision: str, published: float
-) -> None:
-    """Another implementation with larger buckets and no trainer to gather from: a factor of 3 is the claim."""
-    s = scenario(
-        cluster={"gpu": gpu, "nodes": nodes, "gpus_per_node": 8},
-        placement={"mode": "colocated", "num_gpus": 8 * nodes, "rollout_num_gpus_per_engine": per_engine},
-        rollout__engine={"weight_precision": precision},
-        weights__update_weight_buffer_size=GIB,
-    )
-    assert published / 3 < paths(s, model_preset(model)).expected("broadcast").total_s < published * 3
+def test_broadcast_of_checkpoint_engine(variant: str, published: float) -> None:
+    """Every rank sends what it holds: two fitted parameters for six numbers, each within 25 %."""
+    assert totals("checkpoint_engine")[variant]["broadcast"] == pytest.approx(published, rel=0.25)
+
+
+def test_stages_convert_at_once_and_take_turns_on_the_wire() -> None:
+    """One stage: send + convert. Four: what one converts is hidden behind the others' turns, the wire decides."""
+    model = model_preset("Qwen3-32B")
+    costs = COEFFICIENTS
+    size, wire = model.params * 2.0, 45e9
+    buckets = ceil(size / GIB)
+    send, overhead = size / wire + buckets * 1e-5, buckets * 8 * costs.broadcast_receiver_s
+    one = paths(split(1, 1, 8), model).expected("broadcast")
+    four = paths(split(1, 1, 8, training={"pipeline_parallel": 4, "sharding": "zero1"}), model).expected("broadcast")
+    assert one.transfer_s == pytest.approx(send + size / costs.broadcast_convert_bytes_per_s + overhead)
+    assert four.transfer_s == pytest.approx(send + overhead)
 
 
 def test_disk_delta_of_glm_47_flash() -> None:
     """Published: 62.4 GB became 0.69 to 0.83 GB; prepare 15.8 s, pause 0.75 s."""
-    w = paths(split(1, 1, 8), of_size(31.2e9))
+    w = paths(split(1, 1, 4), of_size(31.2e9))
     cost = w.expected("disk_delta")
     assert 0.69e9 <= w.delta_bytes <= 0.83e9
     assert cost.prepare_s == pytest.approx(15.8, rel=0.05)
@@ -223,8 +243,8 @@ def test_ws_07_without_requantisation_a_copied_engine_is_ready() -> None:
 
 
 def test_kimi_k2_requantises_in_884_ms() -> None:
-    w = paths(MILES[3][2], MILES[3][1])
-    assert w.requantize(0.0, 0) == pytest.approx(0.884, rel=0.01)
+    s = split(1, 4, 32, weights__requantize="fp8", rollout__engine={"weight_precision": "fp8"})
+    assert paths(s, model_preset("Kimi-K2")).requantize(0.0, 0) == pytest.approx(0.884, rel=0.01)
 
 
 def test_a_broadcast_serves_its_wave_at_once_and_the_next_wave_again() -> None:
@@ -237,10 +257,11 @@ def test_a_broadcast_serves_its_wave_at_once_and_the_next_wave_again() -> None:
     assert again - second[0] == pytest.approx(first[0] - 1.0)
 
 
-def test_broadcast_does_not_depend_on_the_number_of_receivers() -> None:
+def test_a_receiver_more_costs_a_broadcast_its_overhead_and_no_bandwidth() -> None:
     model = model_preset("Qwen3-32B")
     few, many = (paths(split(1, n, 8), model).expected("broadcast").transfer_s for n in (1, 8))
-    assert few == many
+    buckets = ceil(model.params * 2 / GIB)
+    assert many - few == pytest.approx(buckets * 7 * 8 * COEFFICIENTS.broadcast_receiver_s)
 
 
 def test_p2p_receivers_share_the_sources() -> None:
@@ -286,7 +307,8 @@ def test_waves_follow_one_another() -> None:
     model = model_preset("Qwen3-8B")
     one = paths(split(1, 1, 2), model).expected("broadcast")
     two = paths(split(1, 1, 2, weights__participation={"type": "waves", "size": 2}), model).expected("broadcast")
-    assert two.transfer_s == pytest.approx(2 * one.transfer_s)
+    once = ceil(model.params * 2 / GIB) * 8 * COEFFICIENTS.broadcast_receiver_s  # each receiver is in one wave
+    assert two.transfer_s == pytest.approx(2 * one.transfer_s - once)
     assert two.prepare_s == one.prepare_s
 
 

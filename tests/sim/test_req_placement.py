@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sim.coefficients import coefficients
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.scenario.rules import check
@@ -80,7 +81,8 @@ def test_pl_02_a_cycle_is_generation_switch_training_update_and_switch(fixed_s: 
     r = linear_run(
         **COLOCATED, **RESIDENT, placement__switch={"offload": False, "fixed_s": fixed_s}, run__num_rollout=4
     )
-    prepare = BYTES / 25e9 + TENSORS * 0.25e-3
+    fitted = coefficients()
+    prepare = BYTES / fitted.ipc_convert_bytes_per_s + TENSORS * fitted.ipc_tensor_s
     update = prepare + APPLY_S + PAUSE_S
     assert r.cycles == pytest.approx([TASK_S + 2 * fixed_s + 4.0 + update] * 3)
     assert [b - a for both in switches(r).values() for a, b in both] == pytest.approx([fixed_s] * 8)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sim.coefficients import coefficients
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.scenario import Scenario
@@ -267,7 +268,7 @@ def test_ws_10_the_pause_is_not_the_update() -> None:
     stops = pauses(r, 0)
     assert 0 < w.pause_s < 0.5 * w.total_s
     assert w.total_s == pytest.approx(w.prepare_s + w.drain_s + w.copy_s + w.barrier_s + 0.05, rel=0.02)
-    reload = 2 * PARAMS / 10.4e9 + 0.05
+    reload = 2 * PARAMS / coefficients().reload_bytes_per_s + 0.05
     # engines share the storage's reads: each waits its turn before it applies
     assert max(b - a for a, b in stops) >= reload
     generating = [(sent, e.t) for sent, e, a in r.turns() if a.engine == 0]

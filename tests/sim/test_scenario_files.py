@@ -21,10 +21,11 @@ from testbed.metrics.summary import RunSummary
 from testbed.scenario import Scenario
 from testbed.scenario.layout import layout_of
 from testbed.scenario.load import load_scenario
+from testbed.scenario.stages import is_stages
 from testbed.scenario.study import is_study, load_study
 
 ROOT = Path(__file__).resolve().parents[2] / "scenarios"
-FILES = sorted(path for path in ROOT.rglob("*.yaml"))
+FILES = sorted(path for path in ROOT.rglob("*.yaml") if not is_stages(path))
 SHORT = ("run.num_rollout=3", "run.warmup_steps=1", "algorithm.rollout_batch_size=4", "run.journal=full")
 
 
