@@ -29,6 +29,8 @@ NAVIGATION = {
     "glossary": "Glossary",
 }
 """Section -> its name, in the order of the page."""
+NONE = "·"
+"""Where a variant has no such figure."""
 LANE_WORDS = {"engines": "engines", "trainer": "trainer", "shared": "one pool"}
 COLUMNS: dict[str, tuple[str, str]] = {
     "step_time_s": ("Step time", "lower is better"),
@@ -127,14 +129,19 @@ def lane_table(view: View) -> dict[str, Any]:
     return {"head": [GPU_TIME[c].short for c in causes], "rows": body}
 
 
+def metrics_of(view: View) -> list[str]:
+    """Every metric that any variant has."""
+    return [name for name in EVERY if any(name in f.stats for f in view.figures)]
+
+
 def all_numbers_text(view: View) -> list[list[str]]:
     """The same for Markdown: label, then a value with its mark per variant."""
     return [
         [
             f"{EVERY[name].label} ({EVERY[name].unit})",
-            *(f"{f.text(name)} {BY_NAME[f.kinds[name]].mark}" for f in view.figures),
+            *(f"{f.text(name)} {BY_NAME[f.kinds[name]].mark}" if name in f.stats else NONE for f in view.figures),
         ]
-        for name in view.base.stats
+        for name in metrics_of(view)
     ]
 
 

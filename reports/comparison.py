@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from reports.kinds import weakest
 from reports.metrics import EVERY, METRICS, kind_of
@@ -70,12 +71,20 @@ class Comparison(Struct):
 
     @property
     def rewarded(self) -> bool:
-        """Whether rewards may be shown: every run is real and the summaries hold them (old ones have 0 everywhere).
+        """Whether rewards may be shown: every run is real, some ask for rewards, and their summaries hold them (old
+        ones have 0 everywhere).
 
         A simulation learns nothing, its rewards are the workload's own draws.
         """
-        runs = self.runs
+        runs = [r for r in self.runs if r.rewarded]
         return self.real and all(r.steps for r in runs) and any(s.reward_mean for r in runs for s in r.steps)
+
+    @property
+    def with_rewards(self) -> Comparison:
+        """Of the variants that ask for rewards alone; the first is the baseline where the baseline asks for none."""
+        asking = [v for v in self.variants if all(r.rewarded for r in v.runs)]
+        base = self.variants[self.baseline]
+        return replace(self, variants=asking, baseline=asking.index(base) if base in asking else 0)
 
 
 def build_comparison(
@@ -189,7 +198,8 @@ class Figures(Struct, frozen=True):
     note: str
     changes: dict[str, object]
     stats: dict[str, Stat]
-    """By metric, in the order of the tables; the same metrics in every variant of a comparison."""
+    """By metric, in the order of the tables; the same metrics in every variant of a comparison, but for rewards where
+    one asks for none."""
     kinds: dict[str, str]
     """Of each metric: the weakest over seeds."""
     kind: str
@@ -222,7 +232,7 @@ class Figures(Struct, frozen=True):
 def figures_of(v: VariantRuns, rewarded: bool = False) -> Figures:
     """Reduce a variant's runs to its figures, with those of the rewards if the comparison is `rewarded`."""
     first = v.runs[0]
-    metrics = EVERY if rewarded else METRICS
+    metrics = EVERY if rewarded and all(r.rewarded for r in v.runs) else METRICS
     stats = {name: Stat(tuple(float(m.read(r)) for r in v.runs)) for name, m in metrics.items()}
     kinds = {name: weakest(kind_of(m, r) for r in v.runs) for name, m in metrics.items()}
     return Figures(

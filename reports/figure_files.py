@@ -45,8 +45,8 @@ class Axes(Struct, frozen=True):
 
 REWARD = Axes(
     "mean reward of a batch",
-    reward_curve,
-    lambda f: (f.stats[FIRST], f.stats[LAST]),
+    lambda v: reward_curve(v) if all(r.rewarded for r in v.runs) else None,
+    lambda f: (f.stats[FIRST], f.stats[LAST]) if FIRST in f.stats else None,
     numbers.hundredths,
 )
 

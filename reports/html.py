@@ -21,7 +21,7 @@ from reports.kinds import BY_NAME, FAMILIES
 from reports.learning import learning_table, learning_words, terms
 from reports.limits import limits
 from reports.metrics import EVERY, METRICS
-from reports.reward import reward_against_base, reward_margin, reward_table
+from reports.reward import LAST, reward_against_base, reward_margin, reward_table
 from reports.sentences import Letter, Mark, Number, Sentence, Term, say
 from reports.view import View, input_kinds, update_parts, used_kinds, view_of, with_updates
 
@@ -184,9 +184,11 @@ def all_numbers(view: View) -> list[dict[str, Any]]:
             "label": EVERY[name].label,
             "unit": EVERY[name].unit,
             "term": EVERY[name].term,
-            "cells": [numbered(f.text(name), f.kinds[name]) for f in view.figures],
+            "cells": [
+                numbered(f.text(name), f.kinds[name]) if name in f.stats else compared.NONE for f in view.figures
+            ],
         }
-        for name in view.base.stats
+        for name in compared.metrics_of(view)
     ]
 
 
@@ -211,6 +213,7 @@ def render(comparison: Comparison) -> str:
         "update": plots.update,
     }
     figures = {name: Markup(draw[name](view).both) for name in heads if name in draw}
+    rewarded = view_of(comparison.with_rewards) if comparison.rewarded else None
     kinds = input_kinds(comparison)
     return env.get_template("page.html.j2").render(
         c=comparison,
@@ -224,8 +227,9 @@ def render(comparison: Comparison) -> str:
         plots=figures,
         gpu_lead=say(gpu_reading(view), " ", gpu_worst(view), " "),
         lane_table=compared.lane_table(view),
-        reward_words=say(reward_margin(view), " ", reward_against_base(view)) if comparison.rewarded else (),
-        reward_table=reward_table(view) if comparison.rewarded else None,
+        reward_words=say(reward_margin(rewarded), " ", reward_against_base(rewarded)) if rewarded else (),
+        reward_table=reward_table(rewarded) if rewarded else None,
+        reward_kind=rewarded.base.kinds[LAST] if rewarded else "",
         held_out_words=held_out_words(view) if "held_out" in heads else (),
         held_out_table=held_out_table(view) if "held_out" in heads else None,
         learning_words=learning_words(view) if "learning" in heads else (),

@@ -11,7 +11,7 @@ from reports import numbers
 from reports.comparison import Comparison
 from reports.sentences import Letter, Mark, Number, Sentence, joined, say
 from reports.view import View, fewer_tokens, input_kinds, letters, number, percent
-from testbed.metrics.summary import RunSummary, StepRecord
+from testbed.metrics.summary import RunSummary
 
 
 def limits(view: View) -> list[tuple[Sentence, Sentence]]:
@@ -48,7 +48,11 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
                 ),
             )
         )
-    unrewarded = [f for f in view.figures if c.rewarded and not any(s.reward_mean for s in _steps(c, f.letter))]
+    free = [f for f in view.figures if c.rewarded and not any(r.rewarded for r in _runs(c, f.letter))]
+    if free:
+        verb = "asks" if len(free) == 1 else "ask"
+        out.append((say(letters(free), f" {verb} for no rewards,"), say("so the section on rewards is without them.")))
+    unrewarded = [f for f in view.figures if c.rewarded and f not in free and not _any_reward(c, f.letter)]
     if unrewarded:
         out.append(
             (
@@ -126,8 +130,12 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
     return out
 
 
-def _steps(c: Comparison, letter: str) -> list[StepRecord]:
-    return [s for v in c.variants if v.letter == letter for r in v.runs for s in r.steps]
+def _runs(c: Comparison, letter: str) -> list[RunSummary]:
+    return next(v.runs for v in c.variants if v.letter == letter)
+
+
+def _any_reward(c: Comparison, letter: str) -> bool:
+    return any(s.reward_mean for r in _runs(c, letter) for s in r.steps)
 
 
 def _changing_several(c: Comparison) -> dict[tuple[str, ...], list[str]]:

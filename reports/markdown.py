@@ -104,7 +104,8 @@ def render(comparison: Comparison) -> str:
             worst = gpu_worst(view)
             out += [*([as_markdown(worst), ""] if worst else []), *gpu_table(view), ""]
         if name == "reward":
-            out += rewards(reward_table(view), reward_margin(view), reward_against_base(view))
+            asking = view_of(comparison.with_rewards)
+            out += rewards(reward_table(asking), reward_margin(asking), reward_against_base(asking))
         if name == "held_out":
             out += rewards(held_out_table(view), held_out_words(view))
         if name == "learning":

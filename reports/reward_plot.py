@@ -13,7 +13,7 @@ from reports.canvas import Canvas, text_width
 from reports.palette import chip_role
 from reports.plots import FULL, NARROW, Plot, axis_step, shortened
 from reports.reward import LAST, Curve, curve
-from reports.view import View
+from reports.view import View, view_of
 
 Place = Callable[[float, float], tuple[float, float]]
 """(step, reward) -> px."""
@@ -22,6 +22,7 @@ BOTTOM = 34
 
 
 def reward(view: View) -> Plot:
+    view = view_of(view.comparison.with_rewards)
     curves = [curve(v) for v in view.comparison.variants]
     words = "mean reward of a batch by RL step"
     return Plot(

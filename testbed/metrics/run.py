@@ -254,6 +254,7 @@ class RunMetrics:
             kinds=dict(meta.kinds),
             marks=dict(meta.marks),
             held_out=list(meta.held_out),
+            rewarded="reward" in self._scenario.algorithm.signals,
             engine_weight_bytes=meta.engine_weight_bytes,
         )
 

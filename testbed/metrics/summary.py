@@ -222,5 +222,7 @@ class RunSummary(Struct):
     held_out: list[Score] = field(default_factory=list)
     """On tasks that the run does not train on, of all kinds together: before the first batch and after the last; empty
     where nobody asked (`real.eval_tasks`)."""
+    rewarded: bool = True
+    """Whether the algorithm asks for rewards: without, `StepRecord.reward_mean` says nothing."""
     engine_weight_bytes: float = 0.0
     """Of one engine's weights as the format that it serves stores them; 0: not said."""

@@ -6,11 +6,13 @@ import itertools
 import re
 import statistics
 
+import msgspec
 import pytest
 
 from reports import VariantRuns, build_comparison, comparison_figures, html, markdown, tables
 from reports.answer import price_of_it
 from reports.comparison import all_figures
+from reports.figure_files import write_figures
 from reports.headings import headings
 from reports.limits import limits
 from reports.metrics import METRICS, REWARD, reward_ends
@@ -332,3 +334,24 @@ def test_rp_13_stand_ins_on_a_cpu_are_a_limit(fact, said_so):
 def test_a_simulation_of_a_cpu_machine_is_not_called_a_stand_in():
     c = comparison(seeds=1, facts={"engine_step": "coefficients of one CPU"})
     assert not any("stand-ins" in said(what) for what, _ in limits(view_of(c)))
+
+
+def test_op_05_a_variant_without_rewards_stays_out_of_the_rewards_and_is_named(two, tmp_path):
+    """Distillation alone asks for none: its zeros are no measurement, also where it is the baseline."""
+    free = VariantRuns("", "distilled", "", [msgspec.structs.replace(learning(r, [0.0] * 10), rewarded=False)
+                                             for r in two.variants[0].runs])  # fmt: skip
+    c = build_comparison(study="s", question="q", seconds=1.0, variants=[free, *two.variants])
+    text = markdown.render(c)
+    table = text.split("## Reward\n")[1].split("## ")[0]
+    assert "fast" in table and "slow" in table and "distilled" not in table
+    row = next(line for line in text.splitlines() if line.startswith("| Reward, rise"))
+    assert [cell.strip() == "·" for cell in row.split("|")[2:5]] == [True, False, False]
+    assert any(as_text(head) == "A asks for no rewards," for head, _ in limits(view_of(c)))
+    assert 'id="reward"' in html.render(c) and "reward_rise" not in tables.table_csv(all_figures(c)[:1])
+    assert write_figures(c, tmp_path)
+
+
+def test_op_05_runs_that_all_ask_for_no_rewards_have_no_section(two):
+    runs = [msgspec.structs.replace(r, rewarded=False) for r in two.variants[0].runs]
+    c = build_comparison(study="s", question="q", seconds=1.0, variants=[VariantRuns("", "distilled", "", runs)])
+    assert "reward" not in headings(view_of(c)) and 'id="reward"' not in html.render(c)
