@@ -24,6 +24,8 @@ class Arithmetic(TextEnvironment):
     Reward 1 if the reply is the answer and nothing else (`answer="exact"`), or if the last whole number in it is
     (`"last_number"`, for models that answer in sentences); else 0."""
 
+    kind = "arithmetic"
+
     def __init__(
         self,
         *,

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from real.models.tokenizer import Tokenizer
 
@@ -37,6 +37,8 @@ class RealTask:
     """Trajectories wanted; 0: the algorithm's."""
     payload: Any
     """The environment's own."""
+    kind: str = ""
+    """Family of the task: the environment's type, or the name of a mixture's part. Teachers are assigned to it."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,17 @@ class LiveTasks:
         self._drawn = 0
         self._live: dict[int, RealTask] = {}
 
-    def make(self, index: int) -> RealTask:
+    def make(self, index: int) -> RealTask | None:
+        """None: there is no more."""
         raise NotImplementedError
 
     def draw(self) -> RealTask | None:
         if self._num_tasks is not None and self._drawn >= self._num_tasks:
             return None
-        task = self._live[self._drawn] = self.make(self._drawn)
-        self._drawn += 1
+        task = self.make(self._drawn)
+        if task is not None:
+            self._live[self._drawn] = task
+            self._drawn += 1
         return task
 
     def again(self, index: int) -> RealTask:
@@ -165,6 +170,9 @@ class TextEnvironment(LiveTasks):
 
     `config` are the options that decide the tasks, for the fingerprint. `prompt_template` holds `{question}`; special
     tokens in it become their ids, so a chat format is a template like any other."""
+
+    kind: ClassVar[str]
+    """The section's `type`."""
 
     def __init__(
         self,
@@ -207,7 +215,7 @@ class TextEnvironment(LiveTasks):
     def make(self, index: int) -> RealTask:
         question, payload = self.item(self.seed, index)
         ids = tuple(self.ids(self._template.replace("{question}", question)))
-        return RealTask(index, ids, prefix_blocks(ids), BLOCK_TOKENS, False, 0, payload)
+        return RealTask(index, ids, prefix_blocks(ids), BLOCK_TOKENS, False, 0, payload, self.kind)
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration] | None:
         return self._demonstrations(seed)

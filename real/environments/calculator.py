@@ -27,6 +27,8 @@ class Calculator(TextEnvironment):
     and one that takes longer than `tool_time_limit_s` are answered with an error. Reward 1 if the last turn is the
     answer and nothing else; else 0."""
 
+    kind = "calculator"
+
     def __init__(
         self,
         *,

@@ -27,6 +27,8 @@ class Gsm8k(TextEnvironment):
 
     Reward 1 if math-verify finds the published answer's value in the reply, else 0."""
 
+    kind = "gsm8k"
+
     def __init__(
         self,
         *,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from real.environments.base import Demonstration, RealTask, ToolCall, TurnLimits, Who
 from real.models.tokenizer import Tokenizer
+from testbed.scenario.environment import PLANNED
 from testbed.workloads import Plan, Run, Task, Workload
 
 _OBSERVATION = 2**40
@@ -68,7 +69,14 @@ class Planned:
     def _real(self, task: Task) -> RealTask:
         ids = run_tokens(task.prompt, self._vocab_size)
         return RealTask(
-            task.index, ids, task.blocks, task.block_tokens, task.environment, len(task.plans), tuple(task.plans)
+            task.index,
+            ids,
+            task.blocks,
+            task.block_tokens,
+            task.environment,
+            len(task.plans),
+            tuple(task.plans),
+            PLANNED,
         )
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration] | None:

@@ -21,6 +21,8 @@ ENDLESS = 1_000_000
 class ReasoningGym(TextEnvironment):
     """`dataset` and its own options `dataset_config`; the reward is its `score_answer`, in [0, 1]."""
 
+    kind = "reasoning_gym"
+
     def __init__(
         self,
         *,

@@ -12,7 +12,7 @@ source share a long prefix. Knows ids only; turns are cut where the source says,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -67,6 +67,14 @@ def dialogue_of(record: Record, name: str, teacher: str) -> SourceDialogue:
     edges = [*(start for start, _ in record.turns), len(response)]
     turns = tuple(tuple(response[a:b].tolist()) for a, b in pairwise(edges))
     return SourceDialogue(name, tuple(record.token_ids[: record.prompt_tokens].tolist()), turns, teacher)
+
+
+def dialogue_of_demonstration(ids: Sequence[int], trained: Sequence[bool], name: str, teacher: str) -> SourceDialogue:
+    """Supervised data as a source: a turn begins with each run of trained tokens, and keeps what follows up to the next
+    one; what is before the first is the prompt."""
+    begins = [i for i, mine in enumerate(trained) if mine and (i == 0 or not trained[i - 1])]
+    turns = tuple(tuple(ids[a:b]) for a, b in pairwise([*begins, len(ids)]))
+    return SourceDialogue(name, tuple(ids[: begins[0] if begins else len(ids)]), turns, teacher)
 
 
 def starts(source: SourceDialogue, after: Iterable[int] | None = None) -> list[Start]:

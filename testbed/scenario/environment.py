@@ -1,14 +1,15 @@
 """Tasks with text and a verifier, for runs that really generate. In a simulation the workload's lengths stand for them.
 
-Only says what may be written in a scenario; the environments themselves live in `real/environments/`."""
+Only says what may be written in a scenario, and which kinds of task follow from it; the environments themselves live in
+`real/environments/`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from testbed.scenario.base import PositiveFloat, PositiveInt, Section
+from testbed.scenario.base import Fraction, PositiveFloat, PositiveInt, Section
 
 Template = Annotated[str, Field(pattern=r"\{question\}")]
 Operator = Literal["+", "-", "*"]
@@ -57,4 +58,74 @@ class CalculatorTasks(Section):
     prompt_template: Template = "{question}"
 
 
-Environment = Annotated[ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks, Field(discriminator="type")]
+Single = Annotated[ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks, Field(discriminator="type")]
+"""Tasks of one kind, which is the section's `type`."""
+
+
+class Part(Section):
+    """Tasks of one kind in a mixture."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """The kind of these tasks: teachers are assigned to it."""
+    share: PositiveFloat = 1.0
+    """Relative to the other parts."""
+    environment: Single
+
+
+class MixtureTasks(Section):
+    """Tasks of several kinds; each task is drawn from one part, by seed and index."""
+
+    type: Literal["mixture"] = "mixture"
+    tasks: tuple[Part, ...]
+
+
+class Source(Section):
+    """Dialogues of somebody else, whose intermediate histories the policy starts from."""
+
+    file: str | None = None
+    """Recorded rollouts as a Parquet file, relative to the scenario file."""
+    demonstrations: PositiveInt | None = None
+    """So many correct dialogues of the environment's own."""
+    kind: str | None = None
+    """Kind of task that they are, and so who teaches there; null: the environment's only one, or, of demonstrations,
+    as they come."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Source:
+        if (self.file is None) == (self.demonstrations is None):
+            raise ValueError("give exactly one of `file` and `demonstrations`")
+        return self
+
+
+class PrefixTasks(Section):
+    """Multi-prefix distillation (MOPD^2): full rollouts, and single fresh turns from intermediate histories of prepared
+    dialogues."""
+
+    type: Literal["prefixes"] = "prefixes"
+    environment: Annotated[
+        ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | MixtureTasks, Field(discriminator="type")
+    ]
+    """Full rollouts are its tasks."""
+    sources: tuple[Source, ...]
+    full_share: Fraction = 0.5
+    """Share of tasks that are full rollouts from the prompt."""
+    after: tuple[PositiveInt, ...] = ()
+    """Numbers of source turns after which a fresh one is generated; empty: all that a source goes on from."""
+
+
+Environment = Annotated[
+    ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | MixtureTasks | PrefixTasks,
+    Field(discriminator="type"),
+]
+
+PLANNED = "planned"
+"""Kind of tasks without text."""
+
+
+def kinds_of(tasks: Environment | None) -> tuple[str, ...]:
+    """Kinds that its tasks can be of."""
+    if isinstance(tasks, PrefixTasks):
+        return kinds_of(tasks.environment)
+    if isinstance(tasks, MixtureTasks):
+        return tuple(part.name for part in tasks.tasks)
+    return (PLANNED if tasks is None else tasks.type,)

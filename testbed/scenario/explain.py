@@ -7,7 +7,8 @@ work.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import annotated_types as at
@@ -62,8 +63,14 @@ HINTS: dict[str, str] = {
     "`sigma` and `capped_share`": "sigma: 1.0",
     "`arrival_rate_per_s`": "arrivals: poisson with arrival_rate_per_s: 4.0, or arrivals: closed without it",
     "`chunked_prefill_size`": "chunked_prefill_size: -1",
+    "`file` and `demonstrations`": "demonstrations: 64",
 }
 """Part of a message of a section's own check -> what to write instead."""
+
+_CONTAINERS = {"tuple[": "a list", "dict[": "a mapping"}
+"""Part of an annotation -> what a person writes for it."""
+_BRANCH = re.compile(r"(?P<mapping>dict\[|[A-Z]\w*$)|tuple\[|str$")
+"""pydantic's name for the member of a plain union that it tried: a mapping, a section, or something else."""
 
 NO_NUMBERS = ("inf", "infinity", "nan")
 """Text that pydantic would read as a float."""
@@ -76,7 +83,10 @@ def describe(field: FieldInfo, name: str) -> str:
         return "one of " + ", ".join(words)
     kinds = fields.scalars_of(field)
     if not kinds:
-        return "a section" if fields.sections_of(field) else "a list" if "tuple" in str(field.annotation) else "a value"
+        if fields.sections_of(field):
+            return "a section"
+        written = str(field.annotation)
+        return " or ".join(word for kind, word in _CONTAINERS.items() if kind in written) or "a value"
     kind = (
         "true or false"
         if bool in kinds
@@ -132,7 +142,23 @@ def shown(value: Any) -> str:
 
 def explain(error: ValidationError, source: Source, root: type[Section]) -> list[Fault]:
     """Every fault that pydantic found, with its place in the file, in the order of the file's sections."""
-    return [_fault(err, source, root) for err in error.errors(include_url=False)]
+    return [_fault(err, source, root) for err in error.errors(include_url=False) if _meant(err["loc"], source, root)]
+
+
+def _meant(loc: tuple[str | int, ...], source: Source, root: type[Section]) -> bool:
+    """Of a plain union pydantic reports every member; what was written tells which one was meant."""
+    return all(
+        isinstance(_value(source, _locate(loc[:i], root)[0]), dict) == (branch["mapping"] is not None)
+        for i, branch in _branches(loc)
+    )
+
+
+def _branches(loc: Sequence[str | int]) -> Iterator[tuple[int, re.Match[str]]]:
+    """Parts of a location that name a member of a plain union; a key of a mapping, which follows one, is none."""
+    for i, part in enumerate(loc):
+        branch = _BRANCH.match(str(part))
+        if branch is not None and not (i and str(loc[i - 1]).startswith("dict[")):
+            yield i, branch
 
 
 def impostors(source: Source, root: type[Section]) -> list[Fault]:
@@ -160,7 +186,8 @@ def _locate(loc: tuple[str | int, ...], root: type[Section]) -> tuple[KeyPath, t
     model: type[Section] | None = root
     holder: type[Section] | None = None
     field: FieldInfo | None = None
-    parts = list(loc)
+    tried = {i for i, _ in _branches(loc)}
+    parts = [part for i, part in enumerate(loc) if i not in tried]
     while parts:
         part = parts.pop(0)
         path = (*path, part)
@@ -214,7 +241,7 @@ def _fault(err: Any, source: Source, root: type[Section]) -> Fault:
     if kind == "value_error":
         said = str(err["ctx"]["error"])
         return Fault(key, said, next((near for part, near in HINTS.items() if part in said), ""), where)
-    if field is None:
+    if field is None or (isinstance(path[-1], int) and kind != "literal_error"):
         return Fault(key, f"{err['msg']}, got {shown(err['input'])}", "", where)
     if kind == "literal_error":
         return Fault(

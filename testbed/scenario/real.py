@@ -34,8 +34,16 @@ class PolicyLoss(Section):
     advantage_std: Literal["population", "sample", "none", "leave_one_out"] = "population"
     """What a group's centred rewards are divided by."""
     loss_aggregation: Literal[
-        "token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "rollout-mean"
+        "token-mean",
+        "token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+        "rollout-mean",
     ] = "token-mean"
+    normal_length: PositiveInt | None = None
+    """Tokens by which `seq-mean-token-sum-norm` divides each sequence's sum, whatever its length (Dr.GRPO); only there.
+    """
     denominator: Literal["generation", "recomputed", "decoupled"] = "generation"
     """Log-probabilities in the ratio's denominator: the engine's when sampled, the trainer's own before the update,
     or both (AReaL's decoupled loss). All but `generation` need `algorithm.recompute_old_log_probs`."""
@@ -70,6 +78,9 @@ class Warmup(Section):
     lr: PositiveFloat = 1e-3
 
 
+Teacher = str | Warmup
+
+
 class Real(Section):
     """Options of the real backend alone."""
 
@@ -79,12 +90,19 @@ class Real(Section):
     optimizer: Optimizer = Optimizer()
     loss: PolicyLoss = PolicyLoss()
     critic: Critic = Critic()
-    teachers: tuple[str, ...] = ()
-    """Model folders, relative to the scenario file; task i is taught by teacher i modulo their number. Empty: the
-    start model teaches."""
+    teachers: tuple[Teacher, ...] | dict[str, Teacher] = ()
+    """Model folders, relative to the scenario file, or warm-ups: the scenario's model after one of its own. A list:
+    task i is taught by teacher i modulo their number. A mapping: kind of task (a mixture's part, else the environment's
+    type) -> its teacher. Empty: the start model teaches."""
+    reward_model: str | None = None
+    """Folder of a model with a value head that scores responses, relative to the scenario file; null: the environment's
+    verifier does. Its weights never change."""
     use_rollout_routing_replay: bool = False
     """Train with the experts that generation recorded (R3); models with experts only."""
     warmup: Warmup = Warmup()
+    eval_tasks: PositiveInt | None = None
+    """Tasks of another stream that the model answers before the first batch and after the last, one response each,
+    for the report; null: none. Nothing of it counts as time of the run."""
     save_interval: PositiveInt | None = None
     """Batches between two checkpoints in the run folder; null: none."""
     load: str | None = None

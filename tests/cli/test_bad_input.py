@@ -68,7 +68,7 @@ BAD: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "report missing": (("report", "foldr"), ("foldr: no such run folder (nearest: folder)",)),
     "report none": (("report", "folder"), ("folder: holds no summary.json", "testbed run")),
     "report file": (("report", "note.txt"), ("note.txt: this is a file, not a run folder",)),
-    "schema": (("schema", "scenarios"), ("schema scenarios: no such schema (nearest: scenario, study)",)),
+    "schema": (("schema", "scenarios"), ("schema scenarios: no such schema (nearest: scenario, study, stages)",)),
 }
 
 

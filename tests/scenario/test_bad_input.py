@@ -338,9 +338,9 @@ CASES = (
     Broken(
         "nvfp4_with_bf16",
         (
-            "nvfp4_with_bf16.yaml:23: training.precision: nvfp4 engines with bf16 training are not the NVFP4 "
-            "recipe, whose training forward is NVFP4 too (nearest: training.precision: nvfp4, or "
-            "rollout.engine.weight_precision: bf16 with weights.requantize: none)",
+            "nvfp4_with_bf16.yaml:23: training.precision: nvfp4 engines go with nvfp4 training, not bf16: this is "
+            "not the NVFP4 recipe (miles-nvfp4), whose training forward is NVFP4 too (nearest: training.precision: "
+            "nvfp4, or rollout.engine.weight_precision: bf16 with weights.requantize: none)",
         ),
         (
             "training.precision=nvfp4",

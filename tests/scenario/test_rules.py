@@ -443,6 +443,9 @@ MATRIX = {
 }
 """Miles' documentation: engine weights -> allowed training forward."""
 
+FLASH_AND_QAT = {"int8": {"bf16", "int8"}, "int4": {"int4"}}
+"""FlashRL's INT8 rollouts, and the seeds' configuration A; Miles' INT4 quantisation-aware training."""
+
 
 @pytest.mark.parametrize("engine", MATRIX)
 @pytest.mark.parametrize("training", MATRIX)
@@ -457,29 +460,55 @@ def test_qm_08_precision_matrix(engine: str, training: str) -> None:
     )
     assert [f.key for f in found] == ([] if training in MATRIX[engine] else ["training.precision"])
     if (engine, training) == ("nvfp4", "bf16"):
-        assert "not the NVFP4 recipe" in found[0].what
+        assert "not the NVFP4 recipe (miles-nvfp4)" in found[0].what
+        assert found[0].nearest.startswith("training.precision: nvfp4")
 
 
 @pytest.mark.parametrize(
-    ("engine", "requantize", "allowed"),
+    ("engine", "training", "requantize", "allowed"),
     [
-        ("bf16", "none", True),
-        ("bf16", "fp8", False),
-        ("fp8", "none", False),
-        ("fp8", "int8", False),
-        ("fp8", "fp8", True),
-        ("int4", "none", True),
+        ("bf16", "bf16", "none", True),
+        ("bf16", "bf16", "fp8", False),
+        ("fp8", "bf16", "none", False),
+        ("fp8", "bf16", "int8", False),
+        ("fp8", "bf16", "fp8", True),
+        ("int4", "int4", "none", True),
+        ("int4", "int4", "int4", True),
+        ("int4", "int4", "fp8", False),
     ],
 )
-def test_requantised_as_served(engine: str, requantize: str, allowed: bool) -> None:
-    found = keys(f"rollout.engine.weight_precision={engine}", f"weights.requantize={requantize}", ANALYTIC)
+def test_requantised_as_served(engine: str, training: str, requantize: str, allowed: bool) -> None:
+    found = keys(
+        f"rollout.engine.weight_precision={engine}",
+        f"training.precision={training}",
+        f"weights.requantize={requantize}",
+        ANALYTIC,
+    )
     assert found == ([] if allowed else ["weights.requantize"])
 
 
-@pytest.mark.parametrize(("gpu", "allowed"), [("B200", True), ("H100", False), ("H200", False)])
+@pytest.mark.parametrize("engine", FLASH_AND_QAT)
+@pytest.mark.parametrize("training", ["bf16", "int8", "int4"])
+def test_qm_08_integers(engine: str, training: str) -> None:
+    found = faults(
+        f"rollout.engine.weight_precision={engine}",
+        f"training.precision={training}",
+        f"weights.requantize={engine}",
+        ANALYTIC,
+    )
+    assert [f.key for f in found] == ([] if training in FLASH_AND_QAT[engine] else ["training.precision"])
+    if (engine, training) == ("int4", "bf16"):
+        assert "quantisation-aware" in found[0].what and "training.precision: int4" in found[0].nearest
+
+
+@pytest.mark.parametrize(("gpu", "allowed"), [("B200", True), ("H100", False), ("H200", False), ("CPU", True)])
 def test_block_formats_need_blackwell(gpu: str, allowed: bool) -> None:
-    found = keys(f"cluster.gpu={gpu}", "rollout.engine.weight_precision=mxfp8", "weights.requantize=mxfp8", ANALYTIC)
-    assert found == ([] if allowed else ["rollout.engine.weight_precision"])
+    """A CPU emulates every format, and says so."""
+    small = ("model.name=tiny-qwen3", "rollout.engine={max_total_num_tokens: 32768}") if gpu == "CPU" else ()
+    overrides = (f"cluster.gpu={gpu}", "rollout.engine.weight_precision=mxfp8", "weights.requantize=mxfp8", ANALYTIC)
+    assert keys(*overrides, *small) == ([] if allowed else ["rollout.engine.weight_precision"])
+    said = [x for x in remarks(scenario(*overrides, *small), HERE) if "emulated" in x]
+    assert len(said) == (gpu == "CPU") and all(x.startswith("mxfp8 on a CPU is emulated") for x in said)
 
 
 # --- measured tables --------------------------------------------------------------------------------------------------

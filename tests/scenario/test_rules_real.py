@@ -16,10 +16,22 @@ REFUSED = [
         ("algorithm.recompute_old_log_probs=true",),
     ),
     (
-        ("rollout.engine.weight_precision=mxfp8", "weights.requantize=mxfp8", "cluster.gpu=B200"),
-        "rollout.engine.weight_precision",
-        "mxfp8",
-        ("rollout.engine.weight_precision=bf16", "weights.requantize=none"),
+        ("rollout.engine.weight_precision=fp8", "training.precision=fp8"),
+        "weights.requantize",
+        "real trainers send bf16 weights, and the engines serve fp8",
+        ("weights.requantize=fp8",),
+    ),
+    (
+        (
+            "rollout.engine.weight_precision=fp8",
+            "training.precision=fp8",
+            "weights.requantize=fp8",
+            "placement.rollout_num_gpus_per_engine=8",
+            "model={type: preset, name: Qwen3-30B-A3B}",
+        ),
+        "placement.rollout_num_gpus_per_engine",
+        "hold the 4 KV heads of Qwen3-30B-A3B several times",
+        ("placement.rollout_num_gpus_per_engine=4",),
     ),
     (
         ("real.loss.mismatch=tis",),
@@ -34,6 +46,24 @@ REFUSED = [
         ("model={type: preset, name: tiny-qwen3-moe}",),
     ),
     (("training.tensor_parallel=2",), "training.tensor_parallel", "FSDP2", ("training.tensor_parallel=1",)),
+    (
+        ("real.loss.loss_aggregation=seq-mean-token-sum-norm",),
+        "real.loss.normal_length",
+        "divides by a constant length, and none is given",
+        ("real.loss.normal_length=1024",),
+    ),
+    (
+        ("real.loss.normal_length=1024",),
+        "real.loss.normal_length",
+        "`token-mean` divides by no constant length",
+        ("real.loss.loss_aggregation=seq-mean-token-sum-norm",),
+    ),
+    (
+        ("algorithm.advantage=distillation", "real.reward_model=checker"),
+        "real.reward_model",
+        "advantage `distillation` reads no reward",
+        ("algorithm.advantage=group_with_distillation",),
+    ),
 ]
 
 

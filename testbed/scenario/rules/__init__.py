@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed.scenario.catalogue import CatalogueError, gpu_spec, model_spec
 from testbed.scenario.errors import Fault
-from testbed.scenario.rules import flow, gpus, inputs, memory, real, updates
+from testbed.scenario.rules import flow, gpus, inputs, memory, real, tasks, updates
 from testbed.scenario.rules.context import Context
 from testbed.scenario.scenario import Scenario
 
@@ -67,9 +67,17 @@ SIMULATION_RULES: tuple[Rule, ...] = (inputs.table_knows_engine,)
 REAL_RULES: tuple[Rule, ...] = (
     real.denominator_is_computed,
     real.correction_exists,
+    real.normal_length_is_read,
+    real.reward_model_is_asked,
+    real.eval_has_tasks,
     real.replay_has_experts,
-    real.precision_is_served,
+    real.format_is_made_on_engines,
+    real.heads_round_alike,
     real.one_trainer_split,
+    tasks.parts_are_told_apart,
+    tasks.every_kind_has_a_teacher,
+    tasks.sources_are_there,
+    tasks.starts_follow_turns,
 )
 """Hold for the real backend alone."""
 
@@ -77,6 +85,7 @@ REMARKS: tuple[Callable[[Context], Iterator[str]], ...] = (
     gpus.unused_gpus,
     gpus.ranks_without_data,
     inputs.data_ends_early,
+    updates.formats_are_emulated,
 )
 """Worth saying, but no reason to refuse."""
 

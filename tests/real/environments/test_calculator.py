@@ -111,6 +111,15 @@ def test_er_04_in_a_tool_trajectory_all_but_the_actors_tokens_are_masked() -> No
     assert tokenizer.decode([i for i, t in zip(shown.ids, shown.trained, strict=True) if t]).count("<tool>") == 2
 
 
+def test_a_calculator_is_light_because_every_trajectory_starts_one() -> None:
+    program = "import sys, real.environments.calculator_process; print(*sorted(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    ).stdout.split()
+    assert not {"pydantic", "testbed", "numpy", "torch", "transformers"} & set(loaded)
+
+
 def test_er_13_and_ap_02_three_turns_in_one_process_with_an_unbroken_prefix() -> None:
     """The dialogue an actor would have; every prompt begins with all ids before it, and the process stays."""
     tokenizer = CharTokenizer()
