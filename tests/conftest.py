@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         (*value, outcome == "passed")
         for outcome in ("passed", "failed", "error")
         for report in terminalreporter.stats.get(outcome, ())
-        for key, value in report.user_properties
+        for key, value in getattr(report, "user_properties", ())  # a file that could not be collected has none
         if key == "requirement"
     }
     if part == "first":

@@ -18,7 +18,7 @@ from real.learning.reward_model import preference_loss
 from real.models.reward_model import RewardTraining, pairs, train_reward_model
 from real.models.tokenizer import CharTokenizer
 from real.records import Record
-from real.scoring import ScoringModel
+from real.together import Together
 from real.trainer.local import LocalRank
 from real.trainer.options import TrainerOptions
 from real.trainer.signals import with_advantages
@@ -112,12 +112,12 @@ def test_rewards_asked_while_it_trains_disturb_nothing_and_are_scored_together(d
     rank = connected(dense_model, reward_model=str(scorer), lr=1e-2)
     handle = Counting(rank)
     trainer = Trainer([handle], LossOptions())
-    scoring = ScoringModel(trainer)
+    scoring = Together(trainer.rewards)
 
     async def at_once() -> tuple[Any, list[float]]:
         training = asyncio.ensure_future(trainer.train_update(records[:6], 0, 0, 1))
         await asyncio.sleep(0)
-        return await training, list(await asyncio.gather(*(scoring.score(r) for r in records)))
+        return await training, list(await asyncio.gather(*(scoring.ask(r) for r in records)))
 
     stats, rewards = asyncio.run(at_once())
     assert rewards == pytest.approx(by_transformers(scorer, records), abs=1e-4)
