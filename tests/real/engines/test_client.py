@@ -51,9 +51,7 @@ def as_it_was(client: EngineClient, run: Run) -> Any:
         await client.resume()
         await client.abort_all()
         await client.set_weight_version("0")
-        async with asyncio.timeout(60):
-            while not await client.flush():
-                pass
+        await until_flushed(client)
 
     run(restore())
 
