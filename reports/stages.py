@@ -5,6 +5,7 @@ It refuses to compute figures: they come with the results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,6 +14,7 @@ from markupsafe import Markup
 from reports import numbers
 from reports.html import SYMBOLS, TEMPLATES, mark, numbered, patterns, stylesheet
 from reports.markdown import table
+from reports.stages_curves import write_curves
 from reports.stages_plot import FILLS, graph
 from testbed.metrics.scores import Mean, Score
 from testbed.metrics.stages import StagePlan, StageResult, StagesResult
@@ -27,10 +29,12 @@ KINDS = {
 
 
 def write_stages_report(result: StagesResult, folder: Path) -> dict[str, Path]:
-    """Write `index.html` and `report.md` into the folder of the graph; returns their paths by `index` and `report`."""
+    """Write `index.html`, `report.md` and the curves' `figures/` into the folder of the graph; returns the paths of the
+    first two by `index` and `report`."""
     paths = {"index": folder / "index.html", "report": folder / "report.md"}
     reports = {p.name for p in result.graph if (folder / p.name / "report" / "index.html").is_file()}
-    paths["index"].write_text(render(result, reports), encoding="utf-8", newline="\n")
+    curves = [name for name in write_curves(result, folder) if name.endswith(".svg")]
+    paths["index"].write_text(render(result, reports, curves), encoding="utf-8", newline="\n")
     paths["report"].write_text(markdown(result), encoding="utf-8", newline="\n")
     return paths
 
@@ -193,8 +197,8 @@ LIMITS = (
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def render(result: StagesResult, reports: set[str]) -> str:
-    """The page. `reports`: stages with a report of their own beside it."""
+def render(result: StagesResult, reports: set[str], curves: Sequence[str] = ()) -> str:
+    """The page. `reports`: stages with a report of their own beside it; `curves`: files in `figures/`."""
     env = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -219,6 +223,7 @@ def render(result: StagesResult, reports: set[str]) -> str:
         rl=whom_rl_trains(result.graph),
         head=HEAD,
         rows=rows,
+        curves=curves,
         scores=score_table(result),
         has_kl=any(s.kl is not None for r in result.results for s in r.scores),
         unchanged=unchanged(result),
