@@ -185,8 +185,8 @@ def test_as_09_requests_in_flight_go_on_are_recomputed_or_end_as_the_pause_mode_
     client: EngineClient, run: Run, mode: Any
 ) -> None:
     async def scenario() -> None:
-        whole = await greedy(client, "whole", 300)
-        requests = [greedy(client, f"{mode}-{i}", 300) for i in range(2)]
+        whole = await greedy(client, "whole", 900)
+        requests = [greedy(client, f"{mode}-{i}", 900) for i in range(2)]
         await until_running(client, 2)
         await client.pause(mode)
         late = greedy(client, "late", 2)
@@ -198,7 +198,7 @@ def test_as_09_requests_in_flight_go_on_are_recomputed_or_end_as_the_pause_mode_
         for got in await asyncio.gather(*requests):
             assert got.output_ids == whole.output_ids[: len(got.output_ids)]
             assert (got.finish_reason == "abort") == (mode == "abort")
-            assert (len(got.output_ids) == 300) == (mode != "abort")
+            assert (len(got.output_ids) == 900) == (mode != "abort")
             assert got.retractions == (mode == "retract")
         assert (await late).output_ids == whole.output_ids[:2]
 
@@ -207,7 +207,7 @@ def test_as_09_requests_in_flight_go_on_are_recomputed_or_end_as_the_pause_mode_
 
 def test_er_08_version_spans_partition_a_request_that_an_update_interrupted(client: EngineClient, run: Run) -> None:
     async def scenario() -> Any:
-        request = greedy(client, "spans", 300)
+        request = greedy(client, "spans", 900)
         await until_running(client, 1)
         for version in ("4", "7"):
             await client.pause("in_place")
@@ -220,7 +220,7 @@ def test_er_08_version_spans_partition_a_request_that_an_update_interrupted(clie
     assert [version for version, _, _ in spans][:1] == ["0"]
     assert [version for version, _, _ in spans][-1:] == ["7"]
     assert [start for _, start, _ in spans] == [0] + [end for _, _, end in spans[:-1]]
-    assert spans[-1][2] == 300
+    assert spans[-1][2] == 900
     assert all(start < end for _, start, end in spans)
 
 
@@ -231,7 +231,7 @@ def test_ws_08_an_update_whose_flush_is_refused_says_so_and_keeps_the_new_versio
     folder = shutil.copytree(moe_model, tmp_path / "v3")
 
     async def scenario() -> None:
-        request = greedy(client, "held", 300)
+        request = greedy(client, "held", 900)
         await until_running(client, 1)
         await client.pause("in_place")
         with pytest.raises(EngineRefused, match="cache still holds KV"):
