@@ -19,7 +19,7 @@ from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
 from sim.services import Services
 from sim.trainer import TrainerModel
-from sim.weight_paths import WeightPaths
+from sim.weight_calibrated import weight_paths
 from sim.weight_steps import WeightSteps
 from testbed.core import actions as do
 from testbed.core import events as said
@@ -67,12 +67,12 @@ class SimulatedBackend:
         self.workload: Workload = workload(scenario, base_dir)
         self.store = ExperienceStore(self.workload)
         self.costs = cost_model(scenario, model, gpu, base_dir)
-        self.paths = WeightPaths(scenario, layout, model, gpu)
+        self.paths = weight_paths(scenario, layout, model, gpu, base_dir)
         self.fleet = Fleet(
             scenario, layout, kv_pool_tokens(scenario, model, gpu), self.costs, self.clock, self.store, self.tell
         )
         self.engines = self.fleet.slots
-        trainer = TrainerModel(scenario, layout, model, gpu)
+        trainer = TrainerModel(scenario, layout, model, gpu, base_dir=base_dir)
         self.services = Services(
             scenario, self.clock, self.store, self.workload, trainer, self.tell, self.fleet.report_each
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf, nextafter
 from typing import Any
 
-from sim.clock import ENGINE, REPORT, Clock
+from sim.clock import ARRIVE, ENGINE, REPORT, Call, Clock
 from sim.costs.base import CostModel
 from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
 from sim.experience_store import ExperienceStore
@@ -29,7 +29,7 @@ _TURN_MASK = (1 << _TURN_BITS) - 1
 class EngineSlot:
     """One engine model with its pending wake-up."""
 
-    __slots__ = ("fires", "index", "model", "namespace", "released", "scheduled")
+    __slots__ = ("arrived_t", "fires", "index", "model", "namespace", "on_way", "released", "scheduled")
 
     def __init__(self, index: int, model: EngineModel) -> None:
         self.index = index
@@ -41,6 +41,10 @@ class EngineSlot:
         self.namespace = 0
         self.released = False
         """Its GPUs train."""
+        self.arrived_t = 0.0
+        """When its way in is free for the next request."""
+        self.on_way: dict[int, Call] = {}
+        """Request id -> its arrival, while it is on its way."""
 
 
 class Fleet:
@@ -68,6 +72,8 @@ class Fleet:
         self._ignore_eos = scenario.rollout.ignore_eos
         self._overlap = not scenario.rollout.engine.disable_overlap_schedule
         self._forming = False
+        self._arrival = (costs.arrival_base_s, costs.arrival_per_request_s)
+        self._arrives_at_once = not any(self._arrival)
         self.wake_ups = 0
         """Engine wake-ups that did something."""
         self.stale = 0
@@ -90,6 +96,7 @@ class Fleet:
             context_length=e.context_length or 2**31,
             disable_overlap_schedule=e.disable_overlap_schedule,
             disable_radix_cache=e.disable_radix_cache,
+            forward="host" if self._scenario.cluster.gpu == "CPU" else "device",
         )
 
     def schedule(self, slot: EngineSlot) -> None:
@@ -190,28 +197,46 @@ class Fleet:
         c = self.store.begin_turn(a.trajectory, a.group, a.task, a.member)
         plan, turn, model = c.plan, a.turn, slot.model
         output_tokens, stops = plan.output_tokens[turn], plan.stops[turn]
-        model.submit(
-            self.message_t(),
-            Request(
-                a.trajectory << _TURN_BITS | turn,
-                c.content,
-                c.prompt_tokens,
-                output_tokens,
-                self._max_new if stops else output_tokens,
-                stops,
-                self._ignore_eos,
-                c.output_content,
-                None,
-                slot.namespace,
-                c.known_tokens,
-            ),
+        request = Request(
+            a.trajectory << _TURN_BITS | turn,
+            c.content,
+            c.prompt_tokens,
+            output_tokens,
+            self._max_new if stops else output_tokens,
+            stops,
+            self._ignore_eos,
+            c.output_content,
+            None,
+            slot.namespace,
+            c.known_tokens,
         )
+        if not self._arrives_at_once:
+            self._send(slot, request)
+            return
+        model.submit(self.message_t(), request)
         if model.wake_at != slot.scheduled:
             self.schedule(slot)
 
+    def _send(self, slot: EngineSlot, request: Request) -> None:
+        """Requests of one engine pass its way in one after another."""
+        base_s, each_s = self._arrival
+        slot.arrived_t = max(slot.arrived_t, self.clock._now) + each_s
+        slot.on_way[request.rid] = self.clock.at(slot.arrived_t + base_s, ARRIVE, self._arrive, (slot, request))
+
+    def _arrive(self, arg: tuple[EngineSlot, Request]) -> None:
+        slot, request = arg
+        del slot.on_way[request.rid]
+        slot.model.submit(self.clock._now, request)
+        self.schedule(slot)
+
     def abort_turn(self, a: do.AbortTurn) -> None:
-        slot = self.slots[a.engine]
-        slot.model.abort(self.message_t(), a.trajectory << _TURN_BITS | a.turn)
+        slot, rid = self.slots[a.engine], a.trajectory << _TURN_BITS | a.turn
+        call = slot.on_way.pop(rid, None)
+        if call is not None:
+            call.cancel()
+            self.tell(said.TurnFailed(self.clock._now, a.trajectory, a.turn, a.engine, "aborted"))
+            return
+        slot.model.abort(self.message_t(), rid)
         self.schedule(slot)
 
     def report(self, slot: EngineSlot) -> None:
@@ -249,6 +274,9 @@ class Fleet:
         """The server is gone; a fresh one stands in until it joins again."""
         slot = self.slots[index]
         slot.model = self._new_model()
+        for call in slot.on_way.values():
+            call.cancel()
+        slot.on_way.clear()
         slot.scheduled = slot.fires = inf
         if slot.released:
             slot.model.release_memory(self.clock._now)

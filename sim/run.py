@@ -16,6 +16,9 @@ from testbed.metrics.summary import RunSummary
 from testbed.recording import BROKEN_OFF, Recording, versions_of
 from testbed.scenario import Scenario
 
+OF_TRAINER = {"analytic": "analytic", "fitted": "calibrated", "calibrated": "calibrated", "rate": "assumed"}
+"""Type of `training.cost` -> what its times rest on."""
+
 
 class Simulated(Struct):
     """What a run leaves behind."""
@@ -39,8 +42,8 @@ def kinds_of(backend: SimulatedBackend) -> dict[str, str]:
     cost = backend.costs.kind
     kinds = {
         "engine_step": "assumed" if cost == "linear" else cost,
-        "trainer": {"analytic": "analytic", "fitted": "calibrated"}.get(backend.scenario.training.cost.type, "assumed"),
-        "links": "analytic",
+        "trainer": OF_TRAINER[backend.scenario.training.cost.type],
+        "links": backend.paths.kind,
         "price": "assumed",
     }
     return {**backend.workload.kinds, **kinds}

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 
 from sim.coefficients import Coefficients, coefficients
+from sim.costs.calibrated import read_profile
+from sim.costs.errors import CostModelError
+from testbed.calibration.profile import TrainerFit
 from testbed.scenario.catalogue import GpuSpec, ModelSpec
 from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
-from testbed.scenario.training import AnalyticTrainer, RateTrainer
+from testbed.scenario.training import AnalyticTrainer, CalibratedTrainer, RateTrainer
 
 FORWARD_SHARE = 1 / 3
 """Analytic: 2 of the 6 FLOPs per parameter and token are the forward pass."""
@@ -39,9 +43,9 @@ def flops_per_token(model: ModelSpec, length: float) -> float:
 
 class TrainerModel:
     """Seconds of one trainer. `analytic`: FLOPs over peak x MFU and what is added to it; `fitted`: the same by kind of
-    work, with memory traffic; `rate`: a plain throughput.
+    work, with memory traffic; `rate`: a plain throughput; `calibrated`: of a profile (relative to `base_dir`).
 
-    Raises `ValueError` for a `rate` trainer without a rate.
+    Raises `ValueError` for a `rate` trainer without a rate, `CostModelError` for a profile that has none.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class TrainerModel:
         model: ModelSpec,
         gpu: GpuSpec,
         fitted: Coefficients | None = None,
+        base_dir: Path | None = None,
     ) -> None:
         self._c = fitted or coefficients()
         self._training = scenario.training
@@ -60,6 +65,12 @@ class TrainerModel:
         self._gpu = gpu
         self._linear = 6.0 * model.matmul_params
         self._quadratic = 6.0 * model.layers * model.attention_width
+        self._calibrated: TrainerFit | None = None
+        if isinstance(self._cost, CalibratedTrainer):
+            self._calibrated = read_profile((base_dir or Path()) / self._cost.profile).trainer
+            if self._calibrated is None:
+                message = f"the calibration profile {self._cost.profile} has no trainer"
+                raise CostModelError(message, "make one with `testbed calibrate`")
         if isinstance(self._cost, RateTrainer) and self._cost.samples_per_s is None and self._cost.tokens_per_s is None:
             raise ValueError("a trainer of type `rate` needs samples_per_s or tokens_per_s")
 
@@ -92,6 +103,8 @@ class TrainerModel:
         optimizer."""
         if not lengths:
             return 0.0
+        if self._calibrated is not None:
+            return FORWARD_SHARE * (self._by_profile(self._calibrated, lengths) - self._calibrated.fixed_s)
         if isinstance(self._cost, RateTrainer):
             return FORWARD_SHARE * self._at_rate(lengths)
         return FORWARD_SHARE * self._compute(lengths)
@@ -112,8 +125,11 @@ class TrainerModel:
         return (t.pipeline_parallel - 1) / micro_batches
 
     def _update(self, lengths: Sequence[int]) -> float:
+        if self._calibrated is not None:
+            return self._by_profile(self._calibrated, lengths)
         if isinstance(self._cost, RateTrainer):
             return self._cost.fixed_s + self._at_rate(lengths)
+        assert not isinstance(self._cost, CalibratedTrainer)
         compute = self._compute(lengths, RECOMPUTE[self._training.recompute])
         return compute + self.optimizer_seconds() + self._cost.fixed_s
 
@@ -121,7 +137,7 @@ class TrainerModel:
         """Seconds of forward and backward on evenly loaded GPUs x imbalance x (1 + bubble) x (1 + exposed
         communication)."""
         c = self._cost
-        assert not isinstance(c, RateTrainer)
+        assert not isinstance(c, (RateTrainer, CalibratedTrainer))
         if isinstance(c, AnalyticTrainer):
             even = recompute * self.flops(lengths) / (self._gpus * self._gpu.peak_flops("bf16") * c.mfu)
         else:
@@ -139,6 +155,9 @@ class TrainerModel:
         activations = 2.0 * tokens * m.layers * m.hidden * (1 + m.topk) * self._c.trainer_activation_passes / memory
         logits = 4.0 * tokens * m.vocab * self._c.trainer_logits_passes / memory
         return recompute * (products + attention + activations) + logits
+
+    def _by_profile(self, fit: TrainerFit, lengths: Sequence[int]) -> float:
+        return fit.fixed_s + fit.per_trajectory_s * len(lengths) + fit.per_token_s * sum(lengths)
 
     def _at_rate(self, lengths: Sequence[int]) -> float:
         c = self._cost

@@ -47,6 +47,9 @@ class _Wave(Struct):
 class WeightPaths:
     """Times of weight updates for one layout. Links queue, so calls must come in the order of their times."""
 
+    kind = "analytic"
+    """What the times rest on."""
+
     def __init__(
         self,
         scenario: Scenario,
@@ -153,6 +156,13 @@ class WeightPaths:
     def requantize(self, now: float, engine: int) -> float:
         """End of requantisation on this engine; `now` if the scenario asks for none."""
         return now + self._requantize_seconds(engine)
+
+    def pause_seconds(self, path: str) -> float:
+        """From the request to pause until the engine takes it up."""
+        return 0.0
+
+    def resume_seconds(self, path: str) -> float:
+        return self._w.pause_overhead_s
 
     def restore(self, now: float, engine: int) -> float:
         """End of bringing the old version back from host memory after a failed copy."""

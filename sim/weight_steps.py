@@ -35,9 +35,10 @@ class WeightSteps:
         self.paths = paths
         self.tell = tell
         self._layout = layout
-        self._overhead_s = scenario.weights.pause_overhead_s
         placement: Any = scenario.placement
         self._clears_kv = placement.mode != "disaggregated" and placement.switch.clear_kv
+        self._path = ""
+        """Of the publication under way."""
         self._updating: dict[int, int] = {}
         """Engine -> version it is paused for."""
         self._preparing: list[Call] = []
@@ -50,6 +51,7 @@ class WeightSteps:
             call.cancel()
 
     def prepare_weights(self, a: do.PrepareWeights) -> None:
+        self._path = a.path
         prepared = self.paths.prepare(self.clock._now, a.path, a.participants)
         seconds = prepared.ready_t - self.clock._now
         event = said.WeightsPrepared(prepared.ready_t, a.version, seconds, prepared.bytes)
@@ -63,8 +65,19 @@ class WeightSteps:
     def pause_engine(self, a: do.PauseEngine) -> None:
         slot = self.fleet.slots[a.engine]
         self._updating[a.engine] = a.version
-        slot.model.pause(self.fleet.message_t(), a.mode)
-        self.fleet.schedule(slot)
+        seconds = self.paths.pause_seconds(self._path)
+        if seconds:
+            self.clock.at(self.clock._now + seconds, WEIGHTS, self._pause, (a, slot.model))
+        else:
+            slot.model.pause(self.fleet.message_t(), a.mode)
+            self.fleet.schedule(slot)
+
+    def _pause(self, arg: tuple[do.PauseEngine, EngineModel]) -> None:
+        a, model = arg
+        slot = self.fleet.slots[a.engine]
+        if slot.model is model:  # else it was lost meanwhile
+            model.pause(self.clock._now, a.mode)
+            self.fleet.schedule(slot)
 
     def copy_weights(self, a: do.CopyWeights) -> None:
         end = self.paths.copy(self.clock._now, a.path, a.participants, a.engine)
@@ -89,7 +102,7 @@ class WeightSteps:
             self.tell(said.WeightUpdateFailed(self.clock._now, a.engine, self._updating[a.engine], "flush", reason))
 
     def resume_engine(self, a: do.ResumeEngine) -> None:
-        end = self.clock._now + self._overhead_s
+        end = self.clock._now + self.paths.resume_seconds(self._path)
         self.clock.at(end, WEIGHTS, self._resumed, (a, self.fleet.slots[a.engine].model))
 
     def _resumed(self, arg: tuple[do.ResumeEngine, EngineModel]) -> None:

@@ -214,7 +214,7 @@ def show_run(summary: RunSummary) -> None:
     table.add_column()
     for row in rows:
         table.add_row(*row)
-    _show(table)
+    show_table(table)
 
 
 def _steps(measured: int, warmup: int) -> str:
@@ -264,14 +264,14 @@ def show_comparison(comparison: Any) -> None:
             f"{100 * f['waste_share']:.1f} %",
             f"{100 * f['idle_share']:.1f} %",
         )
-    _show(table, NARROWEST)
+    show_table(table, NARROWEST)
 
 
 def _width() -> int:
     return out.width if out.is_terminal else PLAIN
 
 
-def _show(table: Table, narrowest: int = 1) -> None:
+def show_table(table: Table, narrowest: int = 1) -> None:
     """Print a table at least `narrowest` columns wide. Without blanks at the ends of lines where that cannot show."""
     text = io.StringIO()
     Console(file=text, width=max(_width(), narrowest), force_terminal=out.is_terminal).print(table)

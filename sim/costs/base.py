@@ -16,6 +16,11 @@ class CostModel(Protocol):
     kind: str
     """`measured`, `calibrated`, `analytic` or `linear`: what the numbers rest on."""
 
+    arrival_base_s: float
+    """From a request's being sent until it is in the engine's queue, on an idle machine."""
+    arrival_per_request_s: float
+    """Requests of one engine take this long each on that way, one after another."""
+
     def decode_time(self, batch: int, context: int) -> float:
         """One decode step for `batch` sequences whose contexts sum to `context` (the new tokens included)."""
 

@@ -1,57 +1,20 @@
-"""Step times from coefficients that were fitted to one machine's engines, read from a profile.
+"""Step times from coefficients that were fitted to one machine's engines, read from a profile
+(`testbed.calibration.profile`).
 
-A profile is a JSON object:
-  {"format": 1, "machine": "...", "model": "...",
-   "decode":  {"base_s": ., "per_sequence_s": ., "per_context_token_s": .},
-   "prefill": {"base_s": ., "per_token_s": ., "per_pair_s": ., "per_request_s": .},
-   "ranges":  {"batch": [low, high], "context_per_sequence": [low, high], "new_tokens": [low, high]}}
-`pair`: one query token attending to one key token. It refuses to know how the fit was made.
+It refuses to know how the fit was made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from sim.costs.errors import CostModelError
 from sim.costs.segments import Row, SegmentCosts, row_through
-
-Range = tuple[float, float]
-
-
-class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
-    base_s: float
-    per_sequence_s: float = 0.0
-    per_context_token_s: float = 0.0
-
-
-class PrefillFit(Struct, frozen=True, forbid_unknown_fields=True):
-    base_s: float
-    per_token_s: float
-    per_pair_s: float = 0.0
-    per_request_s: float = 0.0
-
-
-class FitRanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the measurements covered; answers outside are given and counted."""
-
-    batch: Range = (1, inf)
-    context_per_sequence: Range = (0, inf)
-    new_tokens: Range = (1, inf)
-
-
-class Profile(Struct, frozen=True):
-    """Fitted coefficients of one model on one machine."""
-
-    format: int
-    decode: DecodeFit
-    prefill: PrefillFit
-    ranges: FitRanges = FitRanges()
-    machine: str = ""
-    model: str = ""
+from testbed.calibration.profile import Profile, other
 
 
 def read_profile(path: Path) -> Profile:
@@ -64,6 +27,17 @@ def read_profile(path: Path) -> Profile:
         ) from e
     except msgspec.MsgspecError as e:
         raise CostModelError(f"{path} is not a calibration profile: {e}", "make one with `testbed calibrate`") from e
+
+
+def refuse_other(
+    profile: Profile, path: str, versions: Mapping[str, str], machine: Mapping[str, str] | None = None
+) -> None:
+    """Raises `CostModelError` if the profile was made with other versions, or (if `machine` is given) on another
+    machine."""
+    differences = other(profile, versions, machine)
+    if differences:
+        message = f"the calibration profile {path} was made with {'; '.join(differences)}"
+        raise CostModelError(message, "make one with `testbed calibrate`")
 
 
 class CalibratedCostModel(SegmentCosts):
@@ -80,6 +54,8 @@ class CalibratedCostModel(SegmentCosts):
                 "coefficients of a calibration profile can't be negative, and a decode step must take time"
             )
         self._profile = profile
+        if profile.arrival is not None:
+            self.arrival_base_s, self.arrival_per_request_s = profile.arrival.base_s, profile.arrival.per_request_s
 
     def _row(self, batch: int) -> Row:
         d, r = self._profile.decode, self._profile.ranges

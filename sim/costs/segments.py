@@ -47,6 +47,8 @@ class SegmentCosts(ABC):
     """The decode side of `CostModel`. Subclasses give `_row(batch)` and `_prefill(...)`."""
 
     kind: str = ""
+    arrival_base_s: float = 0.0
+    arrival_per_request_s: float = 0.0
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}

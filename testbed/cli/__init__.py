@@ -1,4 +1,4 @@
-"""The command line: `testbed run | real | compare | replay | report | schema | doctor`.
+"""The command line: `testbed run | real | calibrate | validate | compare | replay | report | schema | doctor`.
 
 This is where the pieces meet: a command imports the backend or the reports that it needs, and nothing else may. What
 needs neither is in `testbed.commands`. A user error is one message and exit code 2; a run that got stuck or a replay
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 # ruff: isort: off
 from testbed.cli import runs as _runs  # noqa: F401
 from testbed.cli import real as _real  # noqa: F401
+from testbed.cli import calibrate as _calibrate  # noqa: F401
+from testbed.cli import validate as _validate  # noqa: F401
 from testbed.cli import published as _published  # noqa: F401
 from testbed.cli import records as _records  # noqa: F401
 from testbed.cli import engine_check as _engine_check  # noqa: F401

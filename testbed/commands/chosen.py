@@ -144,6 +144,8 @@ def _emulated(precisions: Iterable[str]) -> str:
 def _trainer_fact(cost: TrainerCost) -> str:
     if cost.type == "analytic":
         return f"6 N FLOPs a token at {100 * cost.mfu:.0f} % MFU"
+    if cost.type == "calibrated":
+        return "coefficients fitted to one machine"
     return "coefficients fitted to published step times" if cost.type == "fitted" else "a given rate"
 
 

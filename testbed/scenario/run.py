@@ -46,7 +46,8 @@ class LinearCosts(Section):
 
 
 class CalibratedCosts(Section):
-    """Coefficients fitted to one machine by `testbed calibrate`, stored in a profile."""
+    """Coefficients fitted to one machine by `testbed calibrate`, stored in a profile: engine steps, the way of requests
+    to the engine, and the times of weight updates and phase switches."""
 
     type: Literal["calibrated"] = "calibrated"
     profile: str

@@ -46,7 +46,14 @@ class RateTrainer(Section):
     fixed_s: NonNegativeFloat = 0.0
 
 
-TrainerCost = Annotated[AnalyticTrainer | FittedTrainer | RateTrainer, Field(discriminator="type")]
+class CalibratedTrainer(Section):
+    """Seconds of an update by trajectories and tokens, fitted to one machine by `testbed calibrate`."""
+
+    type: Literal["calibrated"] = "calibrated"
+    profile: str
+
+
+TrainerCost = Annotated[AnalyticTrainer | FittedTrainer | RateTrainer | CalibratedTrainer, Field(discriminator="type")]
 
 
 class Training(Section):

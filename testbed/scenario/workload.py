@@ -193,6 +193,8 @@ class JournalWorkload(Section):
     type: Literal["journal"] = "journal"
     run: str
     """A run folder, or a `journal.jsonl.zst`; relative to the scenario file."""
+    arrivals: Literal["trace", "closed"] = "closed"
+    """`trace`: tasks arrive when they did in that run. `closed`: the core draws them in that order."""
     max_response_length: PositiveInt = 16384
     rewards: Rewards = Rewards()
     tools: Tools = Tools()

@@ -111,8 +111,11 @@ def _sessions(config: SessionsWorkload, scenario: Scenario, base_dir: Path) -> W
 def _journal(config: JournalWorkload, scenario: Scenario, base_dir: Path) -> Workload:
     run = read_run(config.run, base_dir)
     kind = "measured" if run.backend == "real" else "simulated"
-    kinds = dict.fromkeys(("prompts", "reply_lengths", "tools", "rewards"), kind) | {"arrivals": "assumed"}
-    return TaskStream(journal_tasks(config, run, *_run(scenario)), None, _fingerprint(scenario, run.sha256), kinds)
+    open_arrivals = config.arrivals == "trace"
+    times = (arrived.t for arrived in run.arrivals.values()) if open_arrivals else None
+    kinds = dict.fromkeys(("prompts", "reply_lengths", "tools", "rewards"), kind)
+    kinds["arrivals"] = kind if open_arrivals else "assumed"
+    return TaskStream(journal_tasks(config, run, *_run(scenario)), times, _fingerprint(scenario, run.sha256), kinds)
 
 
 _SOURCES: dict[type[Any], Callable[[Any, Scenario, Path], Workload]] = {

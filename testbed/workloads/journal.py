@@ -143,7 +143,8 @@ def journal_tasks(
         known = [record for _, record in sorted(run.members[task].items())]
         own = run.members[task]
         plans = []
-        for member, (reward, reward_s, prepare_s, release_s) in enumerate(islice(results, members)):
+        drawn = list(islice(results, members))[: arrived.members or members]
+        for member, (reward, reward_s, prepare_s, release_s) in enumerate(drawn):
             record = own.get(member) or known[member % len(known)]
             tokens, stops, tool_s, observed = _turns(record, cap, ignore_eos)
             if record.reward is not None:

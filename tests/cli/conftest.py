@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+import zstandard
 
 from testbed.cli import main
 from tests.support.scenarios import tree
@@ -83,3 +84,19 @@ def read_json(path: Path) -> Any:
 def tree_of(folder: Path) -> set[str]:
     """Every file and folder below, relative."""
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+Lines = list[dict[str, Any]]
+
+
+def lines_of(journal: Path) -> Lines:
+    data = zstandard.ZstdDecompressor().decompressobj().decompress(journal.read_bytes())
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def rewrite(journal: Path, change: Callable[[Lines], object]) -> None:
+    """Change the lines of a journal."""
+    lines = lines_of(journal)
+    change(lines)
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    journal.write_bytes(zstandard.ZstdCompressor().compress(text.encode()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
-from tests.cli.conftest import Cli, read_json
-
-Lines = list[dict[str, Any]]
+from tests.cli.conftest import Cli, Lines, lines_of, read_json, rewrite
 
 
 @pytest.fixture
@@ -22,19 +18,6 @@ def done(cli: Cli, tmp_path: Path) -> Path:
     """A finished run."""
     assert cli("run", "small.yaml", "--out", "r", "--no-report").code == 0
     return tmp_path / "r"
-
-
-def lines_of(journal: Path) -> Lines:
-    data = zstandard.ZstdDecompressor().decompressobj().decompress(journal.read_bytes())
-    return [json.loads(line) for line in data.splitlines()]
-
-
-def rewrite(journal: Path, change: Callable[[Lines], object]) -> None:
-    """Change the lines of a journal."""
-    lines = lines_of(journal)
-    change(lines)
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    journal.write_bytes(zstandard.ZstdCompressor().compress(text.encode()))
 
 
 def first(lines: Lines, kind: str, after: int = 1) -> tuple[int, dict[str, Any]]:

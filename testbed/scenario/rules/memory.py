@@ -11,7 +11,7 @@ from testbed.scenario.catalogue import CatalogueError, model_spec
 from testbed.scenario.errors import Fault
 from testbed.scenario.placement import Colocated, Hybrid
 from testbed.scenario.rules.context import Context
-from testbed.scenario.training import RateTrainer
+from testbed.scenario.training import CalibratedTrainer, RateTrainer
 
 GB = 1e9
 ENGINE_SIZE = "placement.rollout_num_gpus_per_engine"
@@ -69,7 +69,8 @@ def sequence_fits(c: Context) -> Iterator[Fault]:
 def trainer_fits(c: Context) -> Iterator[Fault]:
     """Weights, gradients and optimizer states fit the trainer's GPUs (a plain rate has no memory model)."""
     state = c.trainer_state_bytes()
-    if state is None or isinstance(c.scenario.training.cost, RateTrainer) or state <= c.gpu.hbm_bytes:
+    measured = isinstance(c.scenario.training.cost, (RateTrainer, CalibratedTrainer))
+    if state is None or measured or state <= c.gpu.hbm_bytes:
         return
     what = (
         f"the trainer's state takes {state / GB:.1f} GB of each of {c.trainer_gpus} GPUs; "

@@ -1,0 +1,169 @@
+"""Carries out a calibration: experiments on an engine that is up, whose own counters say what they took, and short
+runs whose journals say the rest.
+
+Prompts are random token ids. Prefill and decode seconds are the scheduler's own counters; a request's way to it is what
+they leave of the makespan. It refuses to know what is fitted to the measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from msgspec import Struct
+
+from real.deployment import deployed
+from real.engines.answers import Generated
+from real.engines.client import EngineClient
+from real.errors import RealError
+from real.run import run_on
+from testbed.calibration.design import OUTPUTS, EnginePoint, Experiment
+from testbed.scenario import Scenario
+
+SETTLE_S = 0.05
+"""From the last request sent to a paused engine until it is resumed, and from the last answer until counters are read;
+and `PER_REQUEST_S` for each request."""
+PER_REQUEST_S = 0.004
+FIRST_TOKEN = 16
+"""Token ids below it may be special ones."""
+
+
+async def measure(
+    client: EngineClient, experiments: Iterable[Experiment], vocab_size: int, done: Callable[[Experiment], None]
+) -> list[EnginePoint]:
+    """One point per experiment, in order; `done` after each. Raises `EngineGone` and `EngineRefused`."""
+    ids, draw, points = iter(range(1 << 30)), random.Random(0), []
+    prompts: list[list[int]] = []
+    await _generate(client, next(ids), [FIRST_TOKEN] * 8, OUTPUTS)  # what happens at the first request only
+    for e in experiments:
+        if not e.cached:
+            await client.flush()
+            prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(e.prompt)] for _ in range(e.requests)]
+        before = await _counters(client)
+        if e.held:
+            await client.pause("in_place")
+        sent = time.monotonic()
+        outputs = OUTPUTS if e.held else 1
+        asked = [asyncio.create_task(_generate(client, next(ids), p, outputs)) for p in prompts]
+        if e.held:
+            await asyncio.sleep(SETTLE_S + PER_REQUEST_S * e.requests)
+            await client.resume()
+        answers = await asyncio.gather(*asked)
+        makespan = time.monotonic() - sent
+        await asyncio.sleep(SETTLE_S)
+        after = await _counters(client)
+        points.append(_point(e, answers, before, after, makespan))
+        done(e)
+    await client.flush()
+    return points
+
+
+async def server_facts(client: EngineClient) -> tuple[dict[str, Any], int]:
+    """Arguments as the server resolved them (plain values only), and its KV slots."""
+    info = await client.get("/server_info")
+    plain = {k: v for k, v in info.items() if isinstance(v, (str, int, float, bool)) and k not in PRIVATE}
+    return plain, (await client.loads()).kv_total_tokens
+
+
+PRIVATE = (
+    "model_path",
+    "tokenizer_path",
+    "served_model_name",
+    "host",
+    "port",
+    "nccl_port",
+    "dist_init_addr",
+    "log_dir",
+)
+"""Of this start of the server, or of this machine's folders: says nothing about speed."""
+
+
+async def _generate(client: EngineClient, number: int, prompt: list[int], outputs: int) -> Generated:
+    return await client.generate(rid=f"calibrate-{number}", input_ids=prompt, max_new_tokens=outputs, ignore_eos=True)
+
+
+async def _counters(client: EngineClient) -> tuple[float, int, float]:
+    """(prefill seconds, decode steps, decode seconds) so far."""
+    load = (await client.get("/v1/loads?include=core"))["loads"][0]
+    moments = load["decode_moments"] or (0, 0, 0.0)
+    return load["total_prefill_busy_us"] / 1e6, int(moments[0]), moments[2] / 1e6
+
+
+def _point(
+    e: Experiment,
+    answers: list[Generated],
+    before: tuple[float, int, float],
+    after: tuple[float, int, float],
+    makespan: float,
+) -> EnginePoint:
+    new = [e.prompt - g.cached_tokens for g in answers]
+    steps = after[1] - before[1]
+    context = sum(e.prompt + 1 + (len(g.output_ids) - 1) / 2 for g in answers)
+    return EnginePoint(
+        requests=e.requests,
+        new_tokens=sum(new),
+        pairs=sum(n * (g.cached_tokens + n / 2) for n, g in zip(new, answers, strict=True)),
+        prefill_s=after[0] - before[0],
+        decode_steps=steps,
+        decode_s=after[2] - before[2],
+        context=context,
+        makespan_s=makespan,
+        held=e.held,
+    )
+
+
+class Calibrated(Struct):
+    """What was measured on one deployment."""
+
+    engine: list[EnginePoint]
+    server: dict[str, Any]
+    max_total_num_tokens: int
+    runs: list[Path]
+    """Journals of the short runs."""
+
+
+def calibrate(
+    scenario: Scenario,
+    base_dir: Path,
+    folder: Path,
+    experiments: Sequence[Experiment],
+    short_runs: Sequence[tuple[str, Scenario]],
+    stage: Callable[[str], None],
+    done: Callable[[str], None],
+) -> Calibrated:
+    """Bring up the scenario's deployment, carry out the experiments on its first engine, then make the short runs
+    (name, scenario), each into a folder below `folder`. `done` after each of both. Raises `real.errors.RealError`."""
+    return asyncio.run(_calibrate(scenario, base_dir, folder, experiments, short_runs, stage, done))
+
+
+async def _calibrate(
+    scenario: Scenario,
+    base_dir: Path,
+    folder: Path,
+    experiments: Sequence[Experiment],
+    short_runs: Sequence[tuple[str, Scenario]],
+    stage: Callable[[str], None],
+    done: Callable[[str], None],
+) -> Calibrated:
+    journals = []
+    with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
+        async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:
+            client = deployment.engines[0].client
+            stage("measuring the engine")
+            server, slots = await server_facts(client)
+            vocab_size = deployment.model.tokenizer.vocab_size
+            points = await measure(client, experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
+            stage("measuring trainer and weight updates")
+            for name, config in short_runs:
+                await deployment.reset(config)
+                measured = await run_on(deployment, config, folder / name, name=name)
+                if measured.problem:
+                    raise RealError(f"short run {name}: {measured.problem}")
+                journals.append(folder / name / "journal.jsonl.zst")
+                done(name)
+    return Calibrated(points, server, slots, journals)

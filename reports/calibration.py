@@ -1,0 +1,165 @@
+"""The report of a calibration: coefficients with intervals, ranges, and every point's residual; one HTML page and the
+same as Markdown.
+
+It refuses to fit: the profile says what came out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from reports import numbers
+from reports.canvas import Canvas
+from reports.html import SYMBOLS, TEMPLATES, mark, numbered, patterns, stylesheet
+from reports.kinds import BY_NAME
+from reports.markdown import table
+from reports.plots import HALF
+from testbed.calibration.fit import fitted
+from testbed.calibration.make import Series
+from testbed.calibration.profile import Profile, Quality
+
+TITLES = {
+    "decode": "Decode step",
+    "prefill": "Prefill batch",
+    "arrival": "A request's way to the engine",
+    "trainer": "Optimizer update",
+}
+HEAD = ["Coefficient", "value", "95 % interval"]
+UPDATE_HEAD = ["Path", "engines", "prepare", "pause", "copy", "requantise and agree", "resume"]
+UPDATE_PARTS = ("prepare_s", "pause_s", "copy_s", "requantize_s", "resume_s")
+LIMITS = (
+    "Residuals are relative. Intervals assume independent errors of equal relative size; they hold for these "
+    "experiments, not for a busier machine.",
+    "The profile is of one model, one engine at a time, on a machine that does nothing else: engines, trainer and "
+    "driver that share cores are slower than it says.",
+    "Weight updates and phase switches are medians of measured times, not functions of the bytes.",
+)
+
+
+def write_calibration(
+    profile: Profile, series: Mapping[str, Series], name: str, command: str, folder: Path
+) -> dict[str, Path]:
+    """Write `index.html` and `report.md`; returns their paths by `index` and `report`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"index": folder / "index.html", "report": folder / "report.md"}
+    paths["index"].write_text(render(profile, series, name, command), encoding="utf-8", newline="\n")
+    paths["report"].write_text(markdown(profile, name, command), encoding="utf-8", newline="\n")
+    return paths
+
+
+def headline(profile: Profile) -> str:
+    parts = [f"{TITLES[n].lower()} {numbers.percent(q.residual_median, 1)}" for n, q in profile.quality.items()]
+    return f"Median residual: {', '.join(parts)}"
+
+
+def rows(q: Quality) -> list[list[str]]:
+    return [
+        [name, f"{c.value:.3g}", f"{c.low:.2g} to {c.high:.2g}" if c.high > c.low else "at its bound of 0"]
+        for name, c in q.coefficients.items()
+    ]
+
+
+def words(q: Quality) -> str:
+    return (
+        f"{q.points} measurements; residuals {numbers.percent(q.residual_median, 1)} in the median, "
+        f"{numbers.percent(q.residual_max)} at most."
+    )
+
+
+def update_rows(profile: Profile) -> list[list[str]]:
+    return [
+        [path, str(u.engines), *(f"{1000 * getattr(u, part):.1f}{numbers.NBSP}ms" for part in UPDATE_PARTS)]
+        for path, u in profile.updates.items()
+    ]
+
+
+def facts(profile: Profile) -> dict[str, str]:
+    r = profile.ranges
+    found = {
+        "model": profile.model,
+        "machine": ", ".join(f"{k} {v}" for k, v in profile.machine.items()),
+        "versions": ", ".join(f"{k} {v}" for k, v in profile.versions.items()),
+        "KV slots": str(profile.max_total_num_tokens),
+        "holds for": f"batches of {r.batch[0]:g} to {r.batch[1]:g}, {r.context_per_sequence[0]:g} to "
+        f"{r.context_per_sequence[1]:g} tokens of context a sequence, {r.new_tokens[0]:g} to {r.new_tokens[1]:g} "
+        "computed tokens a prefill batch; answers outside are given and counted",
+    }
+    if profile.switch is not None:
+        s = profile.switch
+        found["phase switch"] = f"to train {numbers.seconds(s.train_s)}, to generate {numbers.seconds(s.generate_s)}"
+    return found
+
+
+def residuals(title: str, series: Series, q: Quality) -> str:
+    """Measured seconds (logarithmic) against the relative residual of each point."""
+    width, height, left, right, top, bottom = float(HALF), 150.0, 48.0, 10.0, 8.0, 32.0
+    points = [(seconds, fitted(q, terms) / seconds - 1) for terms, seconds in series.points]
+    low = math.log10(min(s for s, _ in points))
+    span = max(math.log10(max(s for s, _ in points)) - low, 1e-6)
+    most = max(0.1, *(abs(r) for _, r in points))
+    c = Canvas(width, height)
+
+    def at(seconds: float, residual: float) -> tuple[float, float]:
+        x = left + (math.log10(seconds) - low) / span * (width - left - right)
+        return x, top + (0.5 - residual / (2 * most)) * (height - top - bottom)
+
+    for residual in (-most, 0.0, most):
+        y = at(10**low, residual)[1]
+        c.line(left, y, width - right, y, "line2" if residual == 0 else "line", "grid", under=True)
+        c.text(left - 6, y + 4, numbers.signed_percent(residual), "mute", "right")
+    for power in range(math.ceil(low - 1e-9), math.floor(low + span + 1e-9) + 1):
+        c.text(at(10.0**power, 0)[0], height - bottom + 14, f"{numbers.tick(10.0**power)} s", "mute", "center")
+    for seconds, residual in points:
+        x, y = at(seconds, residual)
+        c.rect(x - 2, y - 2, 4, 4, "generate", f"{seconds:.3g} s, {numbers.signed_percent(residual)}")
+    c.text(left + (width - left - right) / 2, height - 3, "measured", "mute", "center")
+    return c.svg(f"residuals of {title}")
+
+
+def markdown(profile: Profile, name: str, command: str) -> str:
+    lines = [f"# Calibration of {name}", "", f"**{headline(profile)}** {BY_NAME['calibrated'].mark}", ""]
+    for fit, q in profile.quality.items():
+        lines += [f"## {TITLES[fit]}", "", words(q), "", *table(HEAD, rows(q)), ""]
+    if profile.updates:
+        lines += ["## Weight updates, medians", "", *table(UPDATE_HEAD, update_rows(profile)), ""]
+    lines += ["## What it is of", "", *(f"- {k}: {v}" for k, v in facts(profile).items()), ""]
+    lines += ["## Limits of this result", "", *(f"- {s}" for s in LIMITS), ""]
+    lines += ["## Reproduce", "", "```", command, "```", ""]
+    return "\n".join(lines)
+
+
+def render(profile: Profile, series: Mapping[str, Series], name: str, command: str) -> str:
+    """The page."""
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.globals.update(numbered=numbered, mark=mark)
+    fits = [
+        (TITLES[fit], words(q), rows(q), Markup(residuals(TITLES[fit], series[fit], q)))
+        for fit, q in profile.quality.items()
+    ]
+    return env.get_template("calibration.html.j2").render(
+        name=name,
+        headline=headline(profile),
+        fits=fits,
+        head=HEAD,
+        update_head=UPDATE_HEAD,
+        updates=update_rows(profile),
+        facts=facts(profile),
+        server=profile.server,
+        limits=LIMITS,
+        command=command,
+        symbols={k: Markup(drawing) for k, drawing in SYMBOLS.items()},
+        patterns=patterns(),
+        style=Markup(stylesheet()),
+        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+    )

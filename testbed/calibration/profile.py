@@ -1,0 +1,142 @@
+"""A calibration profile: coefficients fitted to one machine, what they were fitted to, and where they hold.
+
+A JSON object; all but `format`, `decode` and `prefill` may be missing. `pair`: one query token attending to one key
+token. It refuses to know how the fit was made and what simulates with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+FORMAT = 1
+Range = tuple[float, float]
+
+
+class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one decode step: base + per sequence + per token of all contexts."""
+
+    base_s: float
+    per_sequence_s: float = 0.0
+    per_context_token_s: float = 0.0
+
+
+class PrefillFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one prefill batch: base + per computed token + per pair + per request."""
+
+    base_s: float
+    per_token_s: float
+    per_pair_s: float = 0.0
+    per_request_s: float = 0.0
+
+
+class ArrivalFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """From the driver's decision to the scheduler's queue: `base_s`, and requests of one engine one after another,
+    `per_request_s` each."""
+
+    base_s: float
+    per_request_s: float
+
+
+class TrainerFit(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Seconds of one optimizer update: fixed + per trajectory + per token (prompt and output) of its part of the
+    batch."""
+
+    fixed_s: float
+    per_trajectory_s: float = 0.0
+    per_token_s: float = 0.0
+    tokens: Range = (0, inf)
+    """Of one update, that the measurements covered."""
+
+
+class UpdateTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Median seconds of one publication's parts by one path, of the model that was measured."""
+
+    prepare_s: float
+    pause_s: float
+    """An engine asked to pause, until it has."""
+    copy_s: float
+    requantize_s: float
+    """Requantised where asked for, and in agreement."""
+    resume_s: float
+    engines: int = 1
+    """Participants of the publications that were measured."""
+
+
+class SwitchTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Median seconds of a shared pool's switch to each phase."""
+
+    train_s: float
+    generate_s: float
+
+
+class FitRanges(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the measurements covered; answers outside are given and counted."""
+
+    batch: Range = (1, inf)
+    context_per_sequence: Range = (0, inf)
+    new_tokens: Range = (1, inf)
+
+
+class Interval(Struct, frozen=True, forbid_unknown_fields=True):
+    """A coefficient with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Quality(Struct, frozen=True, forbid_unknown_fields=True):
+    """How well a fit does: its coefficients with intervals, and relative residuals."""
+
+    points: int
+    coefficients: dict[str, Interval]
+    residual_median: float
+    """Of (fitted - measured) / measured without sign."""
+    residual_max: float
+
+
+class Profile(Struct, frozen=True):
+    """Fitted coefficients of one model on one machine."""
+
+    format: int
+    decode: DecodeFit
+    prefill: PrefillFit
+    ranges: FitRanges = FitRanges()
+    machine: dict[str, str] = {}
+    """As `testbed.machine.machine` says it; empty: not said."""
+    model: str = ""
+    versions: dict[str, str] = {}
+    """Package -> version of what was measured."""
+    server: dict[str, Any] = {}
+    """Arguments of the engine as it resolved them."""
+    max_total_num_tokens: int | None = None
+    """KV slots of the engine that was measured."""
+    arrival: ArrivalFit | None = None
+    trainer: TrainerFit | None = None
+    updates: dict[str, UpdateTimes] = {}
+    """By path."""
+    switch: SwitchTimes | None = None
+    quality: dict[str, Quality] = {}
+    """Of `decode`, `prefill`, `arrival` and `trainer`."""
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """As indented JSON, which has no infinity: an open range is left out. The folder is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+
+
+def other(profile: Profile, versions: Mapping[str, str], machine: Mapping[str, str] | None = None) -> list[str]:
+    """How the profile's versions, and its machine if one is given, differ from these. What the profile does not say is
+    not looked at."""
+    found = []
+    for known, here in ((profile.versions, versions), (profile.machine, machine)):
+        if here is not None:
+            found += [f"{k} {was}, here {here.get(k, 'none')}" for k, was in known.items() if here.get(k) != was]
+    return found

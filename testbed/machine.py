@@ -1,0 +1,58 @@
+"""What machine this is, as far as step times depend on it (processor, cores, GPU), and whether it is busy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+
+def machine() -> dict[str, str]:
+    """`cpu`, `cores` (that this process may use) and, where there is one, `gpu`."""
+    found = {"cpu": _cpu(), "cores": str(_cores())}
+    gpu = _gpu()
+    return found | ({"gpu": gpu} if gpu else {})
+
+
+BUSY = 0.5
+"""Runnable tasks per core from which measured times are not the machine's own."""
+
+
+def busy() -> str:
+    """A sentence if others use the machine now; empty if it is idle, or cannot say."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return ""
+    cores = _cores()
+    if load <= BUSY * cores:
+        return ""
+    return f"this machine is busy (load {load:.1f} on {cores} cores): what is measured now is slower than it need be"
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _gpu() -> str:
+    """The first GPU's name; empty where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+    return said[0].strip() if said else ""

@@ -1,0 +1,140 @@
+"""A simulation with a profile takes the times that the profile says, and their journal gives the profile back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.costs.errors import CostModelError
+from sim.driver import SimulatedBackend
+from testbed.calibration.phases import Phases
+from testbed.calibration.profile import (
+    ArrivalFit,
+    DecodeFit,
+    PrefillFit,
+    Profile,
+    SwitchTimes,
+    TrainerFit,
+    UpdateTimes,
+    other,
+    write_profile,
+)
+from testbed.core import actions as do
+from testbed.core import events as said
+from tests.support.scenarios import COLOCATED, scenario
+
+UPDATE = UpdateTimes(prepare_s=0.5, pause_s=0.03, copy_s=0.25, requantize_s=0.0, resume_s=0.0625)
+PROFILE = Profile(
+    format=1,
+    decode=DecodeFit(0.01),
+    prefill=PrefillFit(0.1, 0.0),
+    arrival=ArrivalFit(0.002, 0.004),
+    trainer=TrainerFit(1.0, 0.125, 0.0005),
+    updates={"broadcast": UPDATE, "cuda_ipc": UPDATE},
+    switch=SwitchTimes(0.75, 0.375),
+    machine={"cpu": "one"},
+    versions={"sglang": "0.5.23"},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_profile(tmp_path / "p.json", PROFILE)
+    return tmp_path
+
+
+def run(folder: Path, **changes: Any) -> list[tuple[said.Event, list[do.Action]]]:
+    config = scenario(
+        simulation__engine_costs={"type": "calibrated", "profile": "p.json"},
+        training__cost={"type": "calibrated", "profile": "p.json"},
+        **changes,
+    )
+    records: list[tuple[said.Event, list[do.Action]]] = []
+    SimulatedBackend(config, folder, [lambda e, a: records.append((e, list(a)))]).run()
+    return records
+
+
+def phases(records: list[tuple[said.Event, list[do.Action]]]) -> Phases:
+    found = Phases()
+    for event, actions in records:
+        found.observe(event, actions)
+    return found
+
+
+def test_a_profile_is_read_back_as_it_was_written(folder: Path) -> None:
+    assert msgspec.json.decode((folder / "p.json").read_bytes(), type=Profile) == PROFILE
+
+
+def test_updates_and_training_take_what_the_profile_says(folder: Path) -> None:
+    """4 trajectories of 100 + 50 tokens: 1 + 4 x 0.125 + 600 x 0.0005 s."""
+    found = phases(run(folder))
+    parts = found.updates["broadcast"]
+    assert parts["prepare_s"] == pytest.approx([0.5] * len(parts["prepare_s"]))
+    assert parts["pause_s"] == pytest.approx([0.03] * len(parts["pause_s"]))
+    assert parts["copy_s"] == pytest.approx([0.25] * len(parts["copy_s"]))
+    assert parts["resume_s"] == pytest.approx([0.0625] * len(parts["resume_s"]))
+    assert [(p.trajectories, p.tokens) for p in found.train] == [(4, 600)] * 3
+    assert [p.seconds for p in found.train] == pytest.approx([1.8] * 3)
+
+
+def test_a_shared_pool_switches_as_the_profile_says(folder: Path) -> None:
+    found = phases(run(folder, **COLOCATED))
+    assert found.switches["train"] == pytest.approx([0.75] * len(found.switches["train"]))
+    assert found.switches["generate"] == pytest.approx([0.375] * len(found.switches["generate"]))
+
+
+def test_requests_of_one_engine_arrive_one_after_another(folder: Path) -> None:
+    """Two of four requests go to each engine at t = 0: there after 2 + 4 and 2 + 8 ms. The first batch takes the
+    first alone; the second waits for its prefill of 100 ms."""
+    turns = [e for e, _ in run(folder) if isinstance(e, said.TurnFinished)][:4]
+    for engine in (0, 1):
+        started = sorted(e.started_t for e in turns if e.engine == engine)
+        assert started == pytest.approx([0.006, 0.106])
+
+
+def test_a_cpu_engine_forms_its_next_batch_when_the_forward_has_ended(folder: Path) -> None:
+    """Its forward is synchronous: what arrives meanwhile is taken in before the results are handled, so a sibling of
+    the first request finds no KV of their prompt. On a GPU the launch returns at once, and it does."""
+    one_engine = {
+        "placement": {"mode": "disaggregated", "rollout_num_gpus": 1, "actor_num_gpus": 1},
+        "model": {"type": "preset", "name": "tiny-qwen3"},
+        "rollout__engine": {"weight_precision": "fp32", "max_total_num_tokens": 4096},
+    }
+    cached = {}
+    for gpu in ("CPU", "H100"):
+        turns = [e for e, _ in run(folder, cluster__gpu=gpu, **one_engine) if isinstance(e, said.TurnFinished)][:4]
+        cached[gpu] = [e.cached_tokens for e in sorted(turns, key=lambda e: e.trajectory)][:2]
+    assert cached == {"CPU": [0, 0], "H100": [0, 99]}
+
+
+def test_a_request_on_its_way_can_be_aborted(folder: Path) -> None:
+    """Over-sampling gives up the rest of a round; what is on its way then never reaches an engine, and ends once."""
+    slow = msgspec.structs.replace(PROFILE, arrival=ArrivalFit(0.0, 30.0))
+    write_profile(folder / "p.json", slow)
+    admission = {"type": "over_sampling", "over_sampling_ratio": 2.0, "long_rounds": False}
+    records = run(folder, rollout__admission=admission)
+    failed = [e for e, _ in records if isinstance(e, said.TurnFailed)]
+    started = [(a.trajectory, a.turn) for _, actions in records for a in actions if isinstance(a, do.StartTurn)]
+    ended = [(e.trajectory, e.turn) for e, _ in records if isinstance(e, (said.TurnFinished, said.TurnFailed))]
+    assert failed and all(e.output_tokens == 0 for e in failed)
+    assert len(ended) == len(set(ended)) and set(ended) <= set(started)
+
+
+def test_a_path_that_was_not_measured_is_refused(folder: Path) -> None:
+    path = {"type": "fixed", "update_weight_transfer_mode": "p2p"}
+    with pytest.raises(CostModelError, match=r"p\.json has no times of p2p, only of broadcast, cuda_ipc"):
+        run(folder, weights__path=path)
+
+
+def test_a_profile_without_a_trainer_is_refused(folder: Path) -> None:
+    write_profile(folder / "p.json", msgspec.structs.replace(PROFILE, trainer=None))
+    with pytest.raises(CostModelError, match=r"p\.json has no trainer"):
+        run(folder)
+
+
+def test_differences_of_version_and_machine_are_named() -> None:
+    assert other(PROFILE, {"sglang": "0.5.23", "torch": "2"}) == []
+    assert other(PROFILE, {"sglang": "0.6"}, {"cpu": "two"}) == ["sglang 0.5.23, here 0.6", "cpu one, here two"]

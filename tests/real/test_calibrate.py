@@ -1,0 +1,81 @@
+"""How the experiments of a calibration drive an engine: with a stand-in that counts what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from real.calibrate import measure
+from real.engines.answers import Generated
+from testbed.calibration.design import OUTPUTS, Experiment
+
+STEP_S, PREFILL_S = 0.01, 0.5
+
+
+class Engine:
+    """Takes what is there when it is resumed as one batch; remembers prompts until it is flushed."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.cache: set[tuple[int, ...]] = set()
+        self.paused = False
+        self.resumed = asyncio.Event()
+        self.prefill_us = 0
+        self.moments = [0.0, 0.0, 0.0]
+
+    async def flush(self) -> bool:
+        self.calls.append("flush")
+        self.cache.clear()
+        return True
+
+    async def pause(self, mode: str) -> None:
+        self.calls.append(f"pause {mode}")
+        self.paused = True
+        self.resumed.clear()
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+        self.paused = False
+        self.prefill_us += int(PREFILL_S * 1e6)
+        self.moments[0] += OUTPUTS - 2
+        self.moments[2] += (OUTPUTS - 2) * STEP_S * 1e6
+        self.resumed.set()
+
+    async def get(self, path: str) -> Any:
+        assert path == "/v1/loads?include=core"
+        moments = list(self.moments) if self.moments[0] else None
+        return {"loads": [{"total_prefill_busy_us": self.prefill_us, "decode_moments": moments}]}
+
+    async def generate(self, *, rid: str, input_ids: list[int], max_new_tokens: int, ignore_eos: bool) -> Generated:
+        assert ignore_eos
+        self.calls.append(f"generate {len(input_ids)} {max_new_tokens}")
+        if self.paused:
+            await self.resumed.wait()
+        key = tuple(input_ids)
+        cached = len(key) - 1 if key in self.cache else 0
+        self.cache.add(key)
+        return Generated([1] * max_new_tokens, [], (), cached, len(key), "length", None, None, None, 0)
+
+
+def test_each_experiment_is_one_batch_and_says_what_the_engine_counted() -> None:
+    async def go() -> tuple[Engine, Any]:
+        engine = Engine()
+        experiments = [Experiment(2, 32), Experiment(2, 32, cached=31), Experiment(4, 8, held=False)]
+        return engine, await measure(engine, experiments, 100, lambda e: None)  # type: ignore[arg-type]
+
+    engine, points = asyncio.run(go())
+    cold, warm, burst = points
+    assert (cold.new_tokens, cold.pairs) == (64, 2 * 32 * 16)
+    assert (warm.new_tokens, warm.pairs) == (2, 2 * (31 + 0.5))
+    for p in (cold, warm):
+        assert p.prefill_s == pytest.approx(PREFILL_S)
+        assert p.decode_s / p.decode_steps == pytest.approx(STEP_S)
+        assert p.context == 2 * (32 + 1 + (OUTPUTS - 1) / 2)
+    assert (burst.requests, burst.held, burst.prefill_s) == (4, False, 0.0)
+    assert engine.calls[1:] == [
+        *("flush", "pause in_place", *[f"generate 32 {OUTPUTS}"] * 2, "resume"),
+        *("pause in_place", *[f"generate 32 {OUTPUTS}"] * 2, "resume"),  # the same prompts: in the cache
+        *("flush", *["generate 8 1"] * 4, "flush"),
+    ]

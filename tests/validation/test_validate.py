@@ -1,0 +1,184 @@
+"""`testbed validate --run`: a run against itself has no error, a known change a known one, and bad input is refused.
+
+Runs of the simulator stand for real ones: what went into them is known exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.journal import read_journal
+from tests.cli.conftest import Cli, dump, read_json, rewrite
+from tests.support.scenarios import tree
+
+TOOLS = {
+    "workload__turns": {"type": "fixed", "tokens": 2},
+    "workload__tool_time": {"type": "fixed", "seconds": 0.25},
+    "workload__observation": {"type": "fixed", "tokens": 7},
+}
+
+
+def quantities(path: Path) -> dict[str, dict[str, Any]]:
+    return {q["name"]: q for q in read_json(path)["quantities"]}
+
+
+@pytest.fixture
+def run(cli: Cli, tmp_path: Path) -> Path:
+    """A finished run of `small.yaml`: uniform replies of 20 to 80 tokens."""
+    assert cli("run", "small.yaml", "--out", "r", "--no-report").code == 0
+    return tmp_path / "r"
+
+
+def test_a_run_against_its_own_scenario_has_no_error(cli: Cli, run: Path, tmp_path: Path) -> None:
+    said = cli("validate", "--run", "r", "--json", "f.json", "--max-error", "0", "--out", "v")
+    assert said.code == 0, said.err
+    figures = read_json(tmp_path / "f.json")
+    assert all(d["difference"] == "" for d in figures["decisions"])
+    for q in figures["quantities"]:
+        assert q["timing_error"] == pytest.approx(0, abs=1e-9) and q["full_error"] == pytest.approx(0, abs=1e-9), q
+    assert figures["turns"]["pairs"] == figures["turns"]["turns"] > 0
+    assert figures["turns"]["same_cached"] == figures["turns"]["same_engine"] == 1.0
+    assert set(figures["verdicts"].values()) == {"within"}
+    assert "is a simulated run" in said.err
+    assert (tmp_path / "v/report/index.html").is_file() and (tmp_path / "v/timing-1/journal.jsonl.zst").is_file()
+
+
+def test_tools_and_several_turns_are_replayed(cli: Cli, tmp_path: Path) -> None:
+    """Every turn of a two-turn trajectory has its counterpart, and a tool's 0.25 s are taken from the journal."""
+    dump(tmp_path / "tools.yaml", tree(name="tools", run__warmup_steps=1, **TOOLS))
+    assert cli("run", "tools.yaml", "--out", "t", "--no-report").code == 0
+    assert cli("validate", "--run", "t", "--json", "f.json", "--no-report").code == 0
+    figures = read_json(tmp_path / "f.json")
+    assert figures["turns"]["pairs"] == figures["turns"]["turns"] == 2 * 2 * 2 * 2  # steps x groups x members x turns
+    assert quantities(tmp_path / "f.json")["step_time"]["timing_error"] == pytest.approx(0, abs=1e-9)
+
+
+def test_open_arrivals_come_when_they_did(cli: Cli, tmp_path: Path) -> None:
+    arrivals = {"workload__arrivals": "poisson", "workload__arrival_rate_per_s": 2.0}
+    changes = {**arrivals, "rollout__admission": {"type": "fully_async"}, "run__num_rollout": 6}
+    dump(tmp_path / "open.yaml", tree(name="open", run__warmup_steps=1, **changes))
+    assert cli("run", "open.yaml", "--out", "o", "--no-report").code == 0
+    assert cli("validate", "--run", "o", "--json", "f.json", "--no-report").code == 0
+    assert quantities(tmp_path / "f.json")["step_time"]["timing_error"] == pytest.approx(0, abs=1e-9)
+
+
+def test_error_of_the_times(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """Engines four times as slow in the simulation: decode per token is off by +300 %, all of it of the times."""
+    slow = "simulation.engine_costs={type: linear, base_s: 0.02, per_sequence_s: 0.0002}"
+    fast = "simulation.engine_costs={type: linear, base_s: 0.005, per_sequence_s: 0.00005}"
+    cli("run", "small.yaml", "--out", "fast", "--no-report", "--set", fast)
+    said = cli("validate", "--run", "fast", "--set", slow, "--json", "f.json", "--no-report")
+    assert said.code == 0
+    q = quantities(tmp_path / "f.json")
+    assert q["decode_per_token"]["timing_error"] == pytest.approx(3.0, rel=1e-6)
+    assert q["decode_per_token"]["work_error"] == pytest.approx(0.0, abs=1e-9)
+    assert q["output_tokens"]["timing_error"] == 0
+    causes = read_json(tmp_path / "f.json")["causes"]
+    assert sum(c["of_times"] for c in causes) == pytest.approx(q["step_time"]["timing_error"], rel=1e-6)
+
+
+def test_error_of_the_work(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """Another work model (replies of 100 tokens for a mean of about 50): the times are right, the work is not."""
+    longer = "workload.reply={type: fixed, tokens: 100}"
+    assert cli("validate", "--run", "r", "--set", longer, "--json", "f.json", "--no-report").code == 0
+    q = quantities(tmp_path / "f.json")
+    assert q["step_time"]["timing_error"] == pytest.approx(0.0, abs=1e-9)
+    assert q["output_tokens"]["work_error"] == pytest.approx(100 / q["output_tokens"]["real_mean"] - 1)
+    assert q["step_time"]["full_error"] == q["step_time"]["work_error"] > 0
+
+
+def test_max_error_reads_the_simulation_with_the_runs_own_work(cli: Cli, run: Path) -> None:
+    work = cli("validate", "--run", "r", "--set", "workload.reply={type: fixed, tokens: 100}", "--max-error", "1")
+    assert work.code == 0
+    slow = "simulation.engine_costs={type: linear, base_s: 0.02}"
+    times = cli("validate", "--run", "r", "--set", slow, "--max-error", "5")
+    assert times.code == 1
+    assert "off by more than 5 % and the real side's own spread: step time +" in times.err
+
+
+def test_several_runs_have_a_spread(cli: Cli, tmp_path: Path) -> None:
+    """Two seeds as two real runs: the spread is their sample standard deviation, |a - b| / sqrt(2)."""
+    for seed in (1, 2):
+        cli("run", "small.yaml", "--out", f"s/{seed}", "--seed", seed, "--no-report")
+    assert cli("validate", "--run", "s", "--json", "f.json", "--no-report").code == 0
+    step = quantities(tmp_path / "f.json")["step_time"]
+    a, b = (read_json(tmp_path / f"s/{seed}/summary.json")["step_time_mean_s"] for seed in (1, 2))
+    assert step["real"] == [a, b]
+    assert step["real_std"] == pytest.approx(abs(a - b) / 2**0.5)
+    assert step["timing"] == pytest.approx([a, b]) and step["full"] == pytest.approx([a, b])
+
+
+def test_a_changed_decision_is_shown_and_fails(cli: Cli, run: Path) -> None:
+    def other_engine(lines: list[dict[str, Any]]) -> None:
+        start = next(a for line in lines[1:] for a in line["actions"] if a["type"] == "StartTurn")
+        start["engine"] = 1 - start["engine"]
+
+    rewrite(run / "journal.jsonl.zst", other_engine)
+    said = cli("validate", "--run", "r", "--no-report")
+    assert said.code == 1
+    assert "the core answers differently" in said.err and "recorded:" in said.err
+
+
+def test_a_cut_journal_is_compared_up_to_the_cut(cli: Cli, tmp_path: Path) -> None:
+    """As many batches are simulated as the journal has whole, and there is no error in them."""
+    cli("run", "small.yaml", "--out", "long", "--no-report", "--set", "run.num_rollout=80")
+    journal = tmp_path / "long/journal.jsonl.zst"
+    journal.write_bytes(journal.read_bytes()[: 2 * journal.stat().st_size // 3])
+    said = cli("validate", "--run", "long", "--json", "f.json", "--no-report", "--out", "v")
+    assert said.code == 0, said.err
+    assert "breaks off after line" in said.err and "compared up to there" in said.err
+    trained = [a for r in read_journal(journal)[1] for a in [r.event] if type(a).__name__ == "TrainStepFinished"]
+    assert 0 < len(trained) < 80
+    assert read_json(tmp_path / "f.json")["measured_steps"] == len(trained) - 1
+    assert len(read_json(tmp_path / "v/timing-1/summary.json")["steps"]) == len(trained)
+    assert quantities(tmp_path / "f.json")["step_time"]["timing_error"] == pytest.approx(0, abs=1e-9)
+
+
+def test_bad_input(cli: Cli, run: Path, tmp_path: Path) -> None:
+    for args, words in (
+        ((), "which scenario?"),
+        (("--run", "nothing"), "no such run folder"),
+        (("--run", "r", "--repeats", "2"), "--repeats: the real runs are given"),
+        (("--run", "r", "--seed", "2"), "--seed: the real runs are given"),
+        (("other.yaml", "--run", "r", "--set", "algorithm.rollout_batch_size=4"), "rollout_batch_size: 4, in the real"),
+        (("--run", "r", "--set", "run.warmup_step=1"), "warmup_steps"),
+    ):
+        said = cli("validate", *args)
+        assert said.code == 2, (args, said)
+        assert words in said.err, (args, said.err)
+        assert "Traceback" not in said.err
+
+
+def test_a_run_without_measured_steps_is_refused(cli: Cli, run: Path) -> None:
+    def cut(lines: list[dict[str, Any]]) -> None:
+        first = next(i for i, line in enumerate(lines) if line.get("event", {}).get("type") == "TrainStepFinished")
+        del lines[first + 1 :]
+
+    rewrite(run / "journal.jsonl.zst", cut)
+    said = cli("validate", "--run", "r")
+    assert said.code == 2 and "1 batches were trained and 1 are warm-up" in said.err
+
+
+def test_a_profile_of_another_engine_version_is_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """With the difference."""
+    profile = {
+        "format": 1,
+        "decode": {"base_s": 0.01},
+        "prefill": {"base_s": 0.01, "per_token_s": 0.0},
+        "versions": {"sglang": "0.4.0"},
+    }
+    (tmp_path / "r/p.json").write_text(json.dumps(profile))
+    said = cli("validate", "--run", "r", "--set", "simulation.engine_costs={type: calibrated, profile: p.json}")
+    assert said.code == 2
+    assert "p.json was made with sglang 0.4.0, here none" in said.err and "testbed calibrate" in said.err
+
+
+def test_the_scenario_of_a_folder_is_needed(cli: Cli, run: Path) -> None:
+    (run / "scenario.yaml").unlink()
+    said = cli("validate", "--run", "r")
+    assert said.code == 2 and "scenario.yaml: missing" in said.err
+    shutil.rmtree(run)
