@@ -10,14 +10,13 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import numbers
 from reports.canvas import Canvas
-from reports.html import SYMBOLS, TEMPLATES, mark, numbered, patterns, stylesheet
 from reports.kinds import BY_NAME
 from reports.markdown import table
+from reports.pages import page, write_pages
 from reports.plots import HALF
 from testbed.calibration.fit import fitted
 from testbed.calibration.make import Series
@@ -45,11 +44,7 @@ def write_calibration(
     profile: Profile, series: Mapping[str, Series], name: str, command: str, folder: Path
 ) -> dict[str, Path]:
     """Write `index.html` and `report.md`; returns their paths by `index` and `report`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {"index": folder / "index.html", "report": folder / "report.md"}
-    paths["index"].write_text(render(profile, series, name, command), encoding="utf-8", newline="\n")
-    paths["report"].write_text(markdown(profile, name, command), encoding="utf-8", newline="\n")
-    return paths
+    return write_pages(folder, render(profile, series, name, command), markdown(profile, name, command))
 
 
 def headline(profile: Profile) -> str:
@@ -135,19 +130,12 @@ def markdown(profile: Profile, name: str, command: str) -> str:
 
 def render(profile: Profile, series: Mapping[str, Series], name: str, command: str) -> str:
     """The page."""
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.globals.update(numbered=numbered, mark=mark)
     fits = [
         (TITLES[fit], words(q), rows(q), Markup(residuals(TITLES[fit], series[fit], q)))
         for fit, q in profile.quality.items()
     ]
-    return env.get_template("calibration.html.j2").render(
+    return page(
+        "calibration.html.j2",
         name=name,
         headline=headline(profile),
         fits=fits,
@@ -158,8 +146,4 @@ def render(profile: Profile, series: Mapping[str, Series], name: str, command: s
         server=profile.server,
         limits=LIMITS,
         command=command,
-        symbols={k: Markup(drawing) for k, drawing in SYMBOLS.items()},
-        patterns=patterns(),
-        style=Markup(stylesheet()),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
     )

@@ -1,14 +1,12 @@
-"""One self-contained HTML page: places figures, findings and plots into the template. No network, no external file.
+"""The page of a comparison: places figures, findings and plots into the template.
 
 It refuses to compute figures and to phrase findings.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports import compared, learning_plot, numbers, palette, plots, reward_plot
@@ -21,33 +19,12 @@ from reports.kinds import BY_NAME, FAMILIES
 from reports.learning import learning_table, learning_words, terms
 from reports.limits import limits
 from reports.metrics import EVERY, METRICS
+from reports.pages import mark, numbered, page
 from reports.reward import LAST, reward_against_base, reward_margin, reward_table
 from reports.sentences import Letter, Mark, Number, Sentence, Term, say
 from reports.view import View, input_kinds, update_parts, used_kinds, view_of, with_updates
 
-TEMPLATES = Path(__file__).parent / "templates"
-SYMBOLS = {
-    "simulated": '<circle cx="4" cy="4" r="3.2" fill="none" stroke="currentColor" stroke-width="1.3"/>',
-    "measured": '<circle cx="4" cy="4" r="3.8" fill="currentColor"/>',
-    "calibrated": '<circle cx="4" cy="4" r="3.2" fill="none" stroke="currentColor" stroke-width="1.3"/>'
-    '<path d="M4 .8A3.2 3.2 0 0 0 4 7.2Z" fill="currentColor"/>',
-    "analytic": '<path d="M4 1L7.4 7H.6Z" fill="none" stroke="currentColor" stroke-width="1.3"/>',
-    "published": '<rect x="1" y="1" width="6" height="6" fill="none" stroke="currentColor" stroke-width="1.3"/>',
-    "assumed": '<path d="M4 .6L7.4 4L4 7.4L.6 4Z" fill="none" stroke="currentColor" stroke-width="1.3"/>',
-}
-"""Marks as drawings: filled = read on hardware, half = fitted, hollow = computed or stated."""
 MINI_WIDTH, MINI_HEIGHT = 540.0, 28.0
-
-
-def mark(kind: str) -> Markup:
-    """A kind's mark with its text alternative."""
-    name = escape(kind)
-    return Markup(f'<svg class="k" role="img" aria-label="{name}"><title>{name}</title><use href="#k-{name}"/></svg>')
-
-
-def numbered(text: object, kind: str) -> Markup:
-    """A number and the mark of its kind, which never part."""
-    return Markup(f'<span class="n">{escape(text)}{mark(kind)}</span>')
 
 
 def chip(letter: str) -> Markup:
@@ -119,38 +96,6 @@ def spark(f: Figures, bins: int) -> Markup:
     return Markup(f'<svg class="spark" viewBox="0 0 44 17" role="img" aria-label="{label}">' + "".join(out) + "</svg>")
 
 
-def stylesheet() -> str:
-    """Colours of both themes and of print, then the page's own rules."""
-    light, dark = palette.variables(False), palette.variables(True)
-    return "\n".join(
-        (
-            f":root{{color-scheme:light dark;{light}}}",
-            f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}",
-            f":root[data-theme=light]{{color-scheme:light;{light}}}",
-            f":root[data-theme=dark]{{color-scheme:dark;{dark}}}",
-            (TEMPLATES / "style.css").read_text(encoding="utf-8"),
-            palette.rules(),
-            f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}",
-        )
-    )
-
-
-def patterns() -> Markup:
-    """Stripes, as SVG patterns that follow the theme."""
-    out = []
-    for name, cause in palette.GPU_TIME.items():
-        if cause.stripes:
-            ground, stripe, pitch, width = cause.stripes
-            angle = -45 if name == "phase_switch" else 45
-            out.append(
-                f'<pattern id="h-{name}" width="{pitch:g}" height="{pitch:g}" '
-                f'patternUnits="userSpaceOnUse" patternTransform="rotate({angle})">'
-                f'<rect width="{pitch:g}" height="{pitch:g}" style="fill:var({ground})"/>'
-                f'<rect width="{width:g}" height="{pitch:g}" style="fill:var({stripe})"/></pattern>'
-            )
-    return Markup("".join(out))
-
-
 def rows(view: View) -> list[dict[str, Any]]:
     """The first table, a row per variant."""
     best = compared.marked(view)
@@ -196,14 +141,6 @@ def render(comparison: Comparison) -> str:
     """The whole page."""
     view = view_of(comparison)
     heads = headings(view)
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.globals.update(mark=mark, chip=chip, sentence=sentence, swatch=swatch, numbered=numbered)
     draw = {
         "gpu": plots.gpu_time,
         "reward": reward_plot.reward,
@@ -215,7 +152,9 @@ def render(comparison: Comparison) -> str:
     figures = {name: Markup(draw[name](view).both) for name in heads if name in draw}
     rewarded = view_of(comparison.with_rewards) if comparison.rewarded else None
     kinds = input_kinds(comparison)
-    return env.get_template("page.html.j2").render(
+    return page(
+        "page.html.j2",
+        {"chip": chip, "sentence": sentence, "swatch": swatch},
         c=comparison,
         view=view,
         answer=answer(view),
@@ -251,15 +190,11 @@ def render(comparison: Comparison) -> str:
         other_facts={k: v for k, v in comparison.facts.items() if k not in FAMILIES},
         kinds=used_kinds(view),
         by_name=BY_NAME,
-        symbols={name: Markup(drawing) for name, drawing in SYMBOLS.items()},
-        patterns=patterns(),
         glossary=groups(comparison.rewarded, terms(view)),
         navigation={
             k: v for k, v in compared.NAVIGATION.items() if k in heads or k in ("limits", "reproduce", "glossary")
         },
         measure=compared.measured_by(comparison),
-        style=Markup(stylesheet()),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
         many=len(view.figures) > 5,
         dense=len(view.figures) > 6,
         counted=numbers.counted,

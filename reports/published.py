@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from reports import numbers
-from reports.html import SYMBOLS, TEMPLATES, numbered, patterns, stylesheet
 from reports.kinds import BY_NAME
 from reports.markdown import table
+from reports.pages import page, write_pages
 from testbed.commands.published.results import Compared, Result, median_error, predicted_errors, wrong_orders
 
 HEAD = ["Number", "published", "simulated", "error", "role"]
@@ -44,11 +41,7 @@ def write_published(
     results: Sequence[Result], fitted: Mapping[str, FittedValue], folder: Path, command: str
 ) -> dict[str, Path]:
     """Write `index.html` and `report.md`; returns their paths by `index` and `report`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {"index": folder / "index.html", "report": folder / "report.md"}
-    paths["index"].write_text(render(results, fitted, command), encoding="utf-8", newline="\n")
-    paths["report"].write_text(markdown(results, fitted, command), encoding="utf-8", newline="\n")
-    return paths
+    return write_pages(folder, render(results, fitted, command), markdown(results, fitted, command))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -150,15 +143,9 @@ def fitted_rows(fitted: Mapping[str, FittedValue]) -> list[list[str]]:
 
 def render(results: Sequence[Result], fitted: Mapping[str, FittedValue], command: str) -> str:
     """The page."""
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.globals.update(numbered=numbered, value_text=value_text, signed=numbers.signed_percent)
-    return env.get_template("published.html.j2").render(
+    return page(
+        "published.html.j2",
+        {"value_text": value_text, "signed": numbers.signed_percent},
         question=QUESTION,
         headline=headline(results),
         tables=[r for r in results if not r.table.pending],
@@ -168,8 +155,4 @@ def render(results: Sequence[Result], fitted: Mapping[str, FittedValue], command
         fitted_head=FITTED_HEAD,
         fitted=fitted_rows(fitted),
         command=command,
-        symbols={name: Markup(drawing) for name, drawing in SYMBOLS.items()},
-        patterns=patterns(),
-        style=Markup(stylesheet()),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
     )

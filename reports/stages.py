@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import numbers
-from reports.html import SYMBOLS, TEMPLATES, mark, numbered, patterns, stylesheet
 from reports.markdown import table
+from reports.pages import SYMBOLS, page, write_pages
 from reports.stages_curves import write_curves
 from reports.stages_plot import FILLS, graph
 from testbed.metrics.scores import Mean, Score
@@ -31,12 +30,9 @@ KINDS = {
 def write_stages_report(result: StagesResult, folder: Path) -> dict[str, Path]:
     """Write `index.html`, `report.md` and the curves' `figures/` into the folder of the graph; returns the paths of the
     first two by `index` and `report`."""
-    paths = {"index": folder / "index.html", "report": folder / "report.md"}
     reports = {p.name for p in result.graph if (folder / p.name / "report" / "index.html").is_file()}
     curves = [name for name in write_curves(result, folder) if name.endswith(".svg")]
-    paths["index"].write_text(render(result, reports, curves), encoding="utf-8", newline="\n")
-    paths["report"].write_text(markdown(result), encoding="utf-8", newline="\n")
-    return paths
+    return write_pages(folder, render(result, reports, curves), markdown(result))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -199,14 +195,6 @@ LIMITS = (
 
 def render(result: StagesResult, reports: set[str], curves: Sequence[str] = ()) -> str:
     """The page. `reports`: stages with a report of their own beside it; `curves`: files in `figures/`."""
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.globals.update(numbered=numbered, mark=mark)
     done = {r.name: r for r in result.results}
     rows = [
         {"cells": row, "linked": row[0] in reports, "note": _note(p, done.get(p.name))}
@@ -214,7 +202,8 @@ def render(result: StagesResult, reports: set[str], curves: Sequence[str] = ()) 
     ]
     drawing, width = graph(result.graph, box_lines(result))
     used = [k for k in FILLS if any(p.kind == k for p in result.graph)]
-    return env.get_template("stages.html.j2").render(
+    return page(
+        "stages.html.j2",
         r=result,
         headline=headline(result),
         drawing=Markup(drawing),
@@ -229,9 +218,6 @@ def render(result: StagesResult, reports: set[str], curves: Sequence[str] = ()) 
         unchanged=unchanged(result),
         limits=LIMITS,
         symbols={"measured": Markup(SYMBOLS["measured"])},
-        patterns=patterns(),
-        style=Markup(stylesheet()),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
     )
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import numbers
-from reports.html import SYMBOLS, TEMPLATES, mark, numbered, patterns, stylesheet
 from reports.kinds import BY_NAME, KINDS
 from reports.markdown import table
+from reports.pages import page, write_pages
 from reports.validation_plot import running, worst_turns
 from testbed.validation.result import CACHED_LIMIT, STALENESS_LIMIT, Histogram, Row, Validation, causes, judged
 
@@ -40,11 +39,7 @@ LIMITS = (
 
 def write_validation(v: Validation, folder: Path) -> dict[str, Path]:
     """Write `index.html` and `report.md`; returns their paths by `index` and `report`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {"index": folder / "index.html", "report": folder / "report.md"}
-    paths["index"].write_text(render(v), encoding="utf-8", newline="\n")
-    paths["report"].write_text(markdown(v), encoding="utf-8", newline="\n")
-    return paths
+    return write_pages(folder, render(v), markdown(v))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -228,15 +223,9 @@ def markdown(v: Validation) -> str:
 
 def render(v: Validation) -> str:
     """The page."""
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.globals.update(numbered=numbered, mark=mark, cells=cells)
-    return env.get_template("validation.html.j2").render(
+    return page(
+        "validation.html.j2",
+        {"cells": cells},
         v=v,
         headline=headline(v),
         came_from=came_from(v),
@@ -256,8 +245,4 @@ def render(v: Validation) -> str:
         limits=(*v.remarks, *LIMITS),
         facts=facts(v),
         kinds=[k for k in KINDS if k.name in ("measured", "simulated")],
-        symbols={name: Markup(drawing) for name, drawing in SYMBOLS.items()},
-        patterns=patterns(),
-        style=Markup(stylesheet()),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
     )

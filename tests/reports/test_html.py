@@ -8,6 +8,7 @@ import pytest
 from reports import VariantRuns, build_comparison, html, write_run_report
 from reports.comparison import all_figures
 from reports.kinds import BY_NAME
+from reports.pages import stylesheet
 from reports.palette import GPU_TIME, VARIANTS, variables
 from tests.reports.invented import comparison, run, split, variant
 
@@ -241,7 +242,7 @@ def test_best_are_marked_and_ties_of_more_than_two_are_not(page, twelve):
 def test_variants_have_letters_beside_their_colour(page, twelve):
     assert [r.find("b", "chip")[0].text() for r in page.find("tbody")[0].find("tr")] == list("ABCDE")
     assert [r.find("b", "chip")[0].text() for r in twelve.find("tbody")[0].find("tr")] == list("ABCDEFGHIJKL")
-    css = html.stylesheet()
+    css = stylesheet()
     for letter in "ABCDEFGHIJKL":
         rule = re.search(rf"\.chip\.v{letter}\{{([^}}]*)\}}", css).group(1)
         assert (f"var(--v{letter})" in rule) is (letter in VARIANTS)
@@ -264,7 +265,7 @@ def test_colours_are_variables_in_both_themes(source):
 
 
 def test_drawn_roles_have_a_style(page):
-    css = html.stylesheet()
+    css = stylesheet()
     used = {c for n in page.walk() if n.tag in ("rect", "line", "text") for c in n.classes if re.match(r"[cst]-", c)}
     assert used
     for name in used:

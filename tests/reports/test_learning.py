@@ -15,6 +15,7 @@ from reports.headings import headings
 from reports.learning import at_rest, costs_shown, learning_table, learning_words, shown
 from reports.learning_plot import scale_of
 from reports.numbers import scientific, size, tick
+from reports.pages import stylesheet
 from reports.reward import Curve
 from reports.sentences import Number, as_text
 from reports.series import SERIES
@@ -215,7 +216,7 @@ def test_rp_05_terms_have_definitions_and_numbers_have_marks(precisions):
     (table,) = section(precisions).find("table", "plain")
     assert all(td.find("span", "n") or "m" in td.classes for td in table.find("td"))
     assert '<a href="#learning">What the updates did</a>' in html.render(precisions)
-    css = html.stylesheet()
+    css = stylesheet()
     used = {
         c for n in root.walk() if n.tag in ("polyline", "polygon", "text") for c in n.classes if re.match("[cst]-", c)
     }

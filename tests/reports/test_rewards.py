@@ -16,6 +16,7 @@ from reports.figure_files import write_figures
 from reports.headings import headings
 from reports.limits import limits
 from reports.metrics import METRICS, REWARD, reward_ends
+from reports.pages import stylesheet
 from reports.reward import curve, reward_against_base, reward_margin, reward_table
 from reports.reward_plot import spread_out
 from reports.sentences import Number, as_text
@@ -220,7 +221,7 @@ def test_any_rewards_can_be_drawn(rewards):
 
 def test_drawn_roles_have_a_style_in_many_variants():
     found = section(learnt({f"v{i}": [[0.3, 0.4 + 0.01 * i], [0.3, 0.41]] for i in range(12)}))
-    css = html.stylesheet()
+    css = stylesheet()
     used = {c for n in found.walk() if n.tag in ("polyline", "polygon") for c in n.classes}
     assert {"s-vA", "s-vL", "c-vL", "curve", "band"} <= used
     assert all(f".{name}{{" in css for name in used)
