@@ -82,7 +82,7 @@ class ExperienceStore:
         """Whether a batch is there, is being trained, or can come about from what has been submitted."""
         p = self._p
         under_way = p.trainer_busy or p.open_trajectories > 0 or self.awaited > 0
-        return under_way or self.trainable >= self.lots_per_batch
+        return under_way or self.batch_possible
 
     # --- generated -> ready -------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class ExperienceStore:
     @property
     def batch_possible(self) -> bool:
         """Whether a batch can be cut now, or once the training pool has computed its signals."""
-        return self.batch_ready or self.trainable >= self.lots_per_batch
+        return self.trainable >= self.lots_per_batch
 
     def next_for_trainer(self) -> list[Lot]:
         """Lots to score now: those that the next batch lacks and no others, so that what the trainer says of them is
@@ -362,7 +362,8 @@ class ExperienceStore:
             return [waiting.popleft() for _ in range(min(lacking, len(waiting)))]
         first = set(islice((lot for lot in self._line if not lot.over), size))
         chosen = [lot for lot in waiting if lot in first]
-        self.for_trainer = deque(lot for lot in waiting if lot not in first)
+        if chosen:
+            self.for_trainer = deque(lot for lot in waiting if lot not in first)
         return chosen
 
     @property

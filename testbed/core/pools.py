@@ -126,7 +126,7 @@ class TrainingPool:
         ctx, experience = self._ctx, self._experience
         engines = [ctx.engines[i] for i in self._spec.engines]
         if self.phase == "generate":
-            if ctx.closed or experience.trainable < experience.lots_per_batch:
+            if ctx.closed or not experience.batch_possible:
                 return
             if any(e.state not in ("serving", "lost") for e in engines):
                 return
@@ -150,8 +150,7 @@ class TrainingPool:
         if not self._spec.shared or (self._publications.holds_trainer and not self._publications.waits_for_pool):
             return
         if not self._publications.waits_for_pool:
-            experience = self._experience
-            available = experience.batch_possible
+            available = self._experience.batch_possible
             if self._ctx.closed or available:
                 return
             wanting = self._p.open_trajectories
