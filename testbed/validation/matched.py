@@ -65,9 +65,8 @@ def _keyed(run: Observed, place: dict[int, int]) -> list[tuple[tuple[int, int, i
     return keyed
 
 
-def matched(real: Observed, found: list[Pair]) -> Matched:
-    """Of the pairs of one run, or of several put together."""
-    turns = len(real.measured)
+def matched(turns: int, found: list[Pair]) -> Matched:
+    """Of the pairs of one run, or of several put together, whose measured steps have so many `turns`."""
     n = max(len(found), 1)
     errors = [(s.latency_s - r.latency_s) / r.latency_s for r, s in found if r.latency_s > 0] or [0.0]
     sizes = sorted(map(abs, errors))

@@ -197,8 +197,7 @@ def turns_of(
     for name, run, simulated in zip(names, real, timing, strict=True):
         found += [(name, pair) for pair in pairs(run, simulated)]
         turns += len(run.measured)
-    together = matched(real[0], [pair for _, pair in found])
-    together.turns = turns
+    together = matched(turns, [pair for _, pair in found])
     of_run = {id(pair): name for name, pair in found}
     furthest = worst([pair for _, pair in found], WORST)
     return together, [WorstTurn(of_run[id(pair)], *pair) for pair in furthest]
