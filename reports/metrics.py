@@ -13,6 +13,7 @@ from msgspec import Struct
 from reports import numbers
 from reports.kinds import result_kind, weakest
 from reports.palette import IDLE, TRAJECTORY
+from testbed.metrics.scores import fifth
 from testbed.metrics.summary import RunSummary, StalenessReading
 
 ENGINES_IDLE = tuple(c for c in IDLE if c != "idle_data")
@@ -79,7 +80,7 @@ def reward_ends(run: RunSummary) -> tuple[float, float]:
     Batches of the warm-up count: it is there for the times, and the policy learns from its first batch.
     """
     rewards = [s.reward_mean for s in run.steps]
-    n = max(len(rewards) // 5, 1)
+    n = fifth(len(rewards))
     return fmean(rewards[:n]), fmean(rewards[-n:])
 
 

@@ -14,6 +14,7 @@ from reports.palette import chip_role
 from reports.plots import FULL, NARROW, Plot, axis_step, shortened
 from reports.reward import LAST, Curve, curve
 from reports.view import View, view_of
+from testbed.metrics.scores import fifth
 
 Place = Callable[[float, float], tuple[float, float]]
 """(step, reward) -> px."""
@@ -105,7 +106,7 @@ def _fifths(c: Canvas, view: View, at: Place, top: float, bottom: float) -> None
     if len(runs) > 1 or len(min(runs)) < 2:
         return
     (batches,) = runs
-    n = max(len(batches) // 5, 1)
+    n = fifth(len(batches))
     for words, low, high in (
         ("first fifth", batches[0], batches[n - 1] + 0.5),
         ("last fifth", batches[-n] - 0.5, batches[-1]),

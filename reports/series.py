@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from reports import numbers
 from reports.spread import Stat
+from testbed.metrics.scores import fifth
 from testbed.metrics.summary import RunSummary
 
 Write = Callable[[float, float], str]
@@ -78,6 +79,6 @@ def ends_of(runs: list[RunSummary]) -> dict[str, Ends]:
 
 
 def _ends(run: RunSummary, name: str) -> tuple[float, float] | None:
-    n = max(len(run.steps) // 5, 1)
+    n = fifth(len(run.steps))
     first, last = ([s.learning[name] for s in steps if name in s.learning] for steps in (run.steps[:n], run.steps[-n:]))
     return (fmean(first), fmean(last)) if first and last else None

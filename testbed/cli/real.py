@@ -107,9 +107,11 @@ def real(
 def _learnt(result: Any) -> str:
     """Mean reward of the first and of the last fifth of the batches, and on held-out tasks before and after; what there
     is of it."""
+    from testbed.metrics.scores import fifth
+
     parts, rewards = [], result.rewards
     if rewards:
-        n = max(len(rewards) // 5, 1)
+        n = fifth(len(rewards))
         first, last = sum(rewards[:n]) / n, sum(rewards[-n:]) / n
         parts.append(f"reward {first:.3f} in the first {n} batches, {last:.3f} in the last {n}")
     if len(result.summary.held_out) == 2:

@@ -1,4 +1,4 @@
-"""What the stages of a graph did: figures that runners write and reports read. Knows means and their intervals.
+"""What the stages of a graph did: figures that runners write and reports read.
 
 It refuses to know models, scenarios and how a stage is run."""
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from testbed.metrics.scores import Mean, Score, mean_of
+from testbed.metrics.scores import Mean, Score, fifth, mean_of
 
 STAGE = "stage.json"
 """In a stage's folder: its `StageResult`. There only when the stage is finished."""
@@ -92,7 +92,7 @@ def fifths(values: Sequence[float]) -> tuple[Mean, Mean] | None:
     """Mean of the first and of the last fifth of a series; None if it is empty."""
     if not values:
         return None
-    n = max(len(values) // 5, 1)
+    n = fifth(len(values))
     return mean_of(values[:n]), mean_of(values[-n:])
 
 
