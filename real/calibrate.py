@@ -23,6 +23,7 @@ from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
 from testbed.calibration.design import OUTPUTS, EnginePoint, Experiment
+from testbed.run_files import JOURNAL
 from testbed.scenario import Scenario
 
 SETTLE_S = 0.05
@@ -164,6 +165,6 @@ async def _calibrate(
                 measured = await run_on(deployment, config, folder / name, name=name)
                 if measured.problem:
                     raise RealError(f"short run {name}: {measured.problem}")
-                journals.append(folder / name / "journal.jsonl.zst")
+                journals.append(folder / name / JOURNAL)
                 done(name)
     return Calibrated(points, server, slots, journals)

@@ -26,11 +26,11 @@ from real.run import versions
 from real.session import LOGS, Job, run_jobs
 from testbed.metrics import stages as told
 from testbed.metrics.stages import StagePlan, StageResult
+from testbed.run_files import SCENARIO
 from testbed.scenario import Scenario
 from testbed.scenario.load import dump_scenario
 from testbed.scenario.stages import Stage, Stages
 
-SCENARIO = "scenario.yaml"
 MADE = "made"
 """Where a stage's own folder has what it made until it is given its name."""
 NOT_WEIGHTS = ("trainer.json", "prepared.json", "reward_model.json")

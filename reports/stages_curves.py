@@ -11,9 +11,10 @@ from pathlib import Path
 
 from reports.comparison import ComparisonError, VariantRuns, build_comparison
 from reports.figure_files import write_figures
-from testbed.metrics.files import SUMMARY_NAME, read_summary
+from testbed.metrics.files import read_summary
 from testbed.metrics.stages import StagePlan, StagesResult
 from testbed.metrics.summary import RunSummary
+from testbed.run_files import SUMMARY
 
 SEEDED = re.compile(r"(.+)-\d+")
 UNEQUAL = ("gpus", "workload", "batch")
@@ -46,7 +47,7 @@ def write_curves(result: StagesResult, folder: Path) -> list[str]:
 
 
 def _run(plan: StagePlan, folder: Path) -> RunSummary | None:
-    path = folder / plan.name / SUMMARY_NAME
+    path = folder / plan.name / SUMMARY
     return read_summary(path) if path.is_file() else None
 
 

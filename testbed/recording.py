@@ -13,6 +13,7 @@ from typing import Any
 from testbed.journal import JournalHeader, JournalWriter
 from testbed.metrics import RunMetrics, write_metrics
 from testbed.metrics.summary import RunSummary
+from testbed.run_files import JOURNAL, METRICS, SCENARIO
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 from testbed.scenario.load import dump_scenario, scenario_hash
@@ -54,8 +55,8 @@ class Recording:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "scenario.yaml").write_text(dump_scenario(scenario), encoding="utf-8")
-        journal = folder / "journal.jsonl.zst"
+        (folder / SCENARIO).write_text(dump_scenario(scenario), encoding="utf-8")
+        journal = folder / JOURNAL
         if scenario.run.journal == "off":
             journal.unlink(missing_ok=True)  # of an earlier run
             return
@@ -84,5 +85,5 @@ class Recording:
             **facts,
         )
         if self._folder is not None:
-            write_metrics(self._folder / "metrics.parquet", summary)
+            write_metrics(self._folder / METRICS, summary)
         return summary

@@ -12,6 +12,7 @@ import typer
 from testbed.cli.app import Json, Out, Overrides, Seed, VariantName, WithReport, app, command_of
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, err, figures_of, said_of, say, show_run
+from testbed.run_files import SCENARIO
 
 
 @app.command(short_help="Run a scenario, or a graph of training stages, on real engines and a real trainer.")
@@ -62,7 +63,7 @@ def real(
             raise UserError(f"{option}: {scenario} is no graph of stages (nearest: leave it out)")
     chosen = one(scenario, overrides, variant, simulated=False)
     config = chosen.scenario if seed is None else with_seed(chosen.scenario, seed)
-    folder = folders.fresh(out_ or Path("runs") / f"{folders.slug(chosen.name)}-real", folders.SCENARIO)
+    folder = folders.fresh(out_ or Path("runs") / f"{folders.slug(chosen.name)}-real", SCENARIO)
     folders.target("--json", json_)
     results, versions = real_runs([(config, chosen.base_dir, folder, chosen.name)])
     if not results:

@@ -10,6 +10,7 @@ import typer
 from testbed.cli.app import Json, app, command_of, report_comparison, write_trace
 from testbed.commands.errors import RunFailed, UserError
 from testbed.console import complain, figures_of, notes, say, show_run
+from testbed.run_files import JOURNAL
 
 
 @app.command(short_help="Repeat a run's decisions from its journal and compare.")
@@ -34,7 +35,7 @@ def replay(
             result = replay_journal(journal, scenario)
         except LookupError as lost:
             raise RunFailed(f"{journal}: an event names what this run does not have ({lost!r})") from None
-        folder = journal.parent if journal.name == folders.JOURNAL else journal
+        folder = journal.parent if journal.name == JOURNAL else journal
         figures.append(
             {
                 "run": str(folder),
@@ -89,7 +90,7 @@ def report(
             raise UserError(
                 f"--trace {trace}: takes one run, not {len(found)} (nearest: testbed report {found[0]} --trace {trace})"
             )
-        write_trace(found[0] / folders.JOURNAL, trace)
+        write_trace(found[0] / JOURNAL, trace)
     if len(found) == 1 and about is None:
         summary, scenario, remarks = gather(found)[0]
         notes(remarks)

@@ -25,6 +25,7 @@ from testbed.cli.app import (
 )
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, err, figures_of, notes, run_bar, said_of, say, show_run
+from testbed.run_files import JOURNAL, SCENARIO
 
 BACKENDS = ("sim", "real")
 
@@ -56,7 +57,7 @@ def run(
         config = with_seed(config, seed)
     if trace is not None and config.run.journal != "full":
         raise UserError(f"--trace {trace}: needs the whole journal (nearest: --set run.journal=full)")
-    folder = folders.fresh(out_ or Path("runs") / folders.slug(name), folders.SCENARIO)
+    folder = folders.fresh(out_ or Path("runs") / folders.slug(name), SCENARIO)
     folders.target("--json", json_)
     folders.target("--trace", trace)
     with run_bar(config.run.num_rollout) as progress:
@@ -70,7 +71,7 @@ def run(
             f"{name}: interrupted, but the run in {folder} is complete (nearest: testbed report {folder})"
         )
     if trace is not None:
-        write_trace(folder / folders.JOURNAL, trace)
+        write_trace(folder / JOURNAL, trace)
     if report_ and done.summary.measured_steps:
         from reports.write import write_run_report
 

@@ -10,6 +10,7 @@ from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import bar, complain, duration, err, notes, say
 from testbed.metrics.scores import Mean
 from testbed.metrics.stages import STAGES, StageResult, StagesResult
+from testbed.run_files import SUMMARY
 from testbed.scenario.stages import Stage, Stages, load_stages
 
 
@@ -172,7 +173,6 @@ def _run(stages: Stages, chosen: Sequence[Stage], folder: Path, command: str, *,
 def _report_run(stage: Stage, folder: Path, command: str, versions: dict[str, str]) -> None:
     from reports.write import write_run_report
     from testbed.commands.chosen import facts_of
-    from testbed.commands.folders import SUMMARY
     from testbed.metrics.files import read_summary
 
     summary = read_summary(folder / SUMMARY)

@@ -11,6 +11,7 @@ import typer
 from testbed.cli.app import Json, Out, Overrides, Seed, VariantName, WithReport, app, command_of
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import complain, err, notes, run_bar, say
+from testbed.run_files import JOURNAL, SCENARIO
 
 MARKER = "validation.json"
 """The figures, in the folder of an earlier validation."""
@@ -109,8 +110,6 @@ def _chosen(path: Path, overrides: Sequence[str], variant: str | None, to_be_run
 
 
 def _scenario_beside(journal: Path) -> Path:
-    from testbed.commands.folders import SCENARIO
-
     path = journal.parent / SCENARIO
     if not path.is_file():
         raise UserError(f"{path}: missing, so nothing says what to simulate (nearest: testbed validate FILE --run ...)")
@@ -153,7 +152,6 @@ def _refuse_foreign_profile(config: Any, base_dir: Path, real_versions: dict[str
 def _made(config: Any, chosen: Any, folder: Path, repeats: int) -> list[Path]:
     """Make the real runs; their journals."""
     from testbed.cli.real import real_runs
-    from testbed.commands import folders
 
     places = [folder / f"real-{i}" for i in range(1, repeats + 1)]
     results, _ = real_runs([(config, chosen.base_dir, place, chosen.name) for place in places])
@@ -164,7 +162,7 @@ def _made(config: Any, chosen: Any, folder: Path, repeats: int) -> list[Path]:
         raise Interrupted(f"interrupted, {len(complete)} of {repeats} real runs are complete{hint}")
     if problem:
         raise RunFailed(f"{chosen.name}: the real run did not come to its end: {problem}")
-    return [place / folders.JOURNAL for place in places]
+    return [place / JOURNAL for place in places]
 
 
 def _validated(journals: Sequence[Path], config: Any, chosen: Any, folder: Path) -> Any:

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.commands.errors import UserError
+from testbed.run_files import JOURNAL, METRICS, SCENARIO, SUMMARY
 
-JOURNAL = "journal.jsonl.zst"
-SUMMARY = "summary.json"
-SCENARIO = "scenario.yaml"
 STUDY = "study.json"
-_WRITTEN = (SCENARIO, JOURNAL, "metrics.parquet", SUMMARY)
+_WRITTEN = (SCENARIO, JOURNAL, METRICS, SUMMARY)
 _REPORT = ("index.html", "report.md", "table.csv", "gpu_time.csv")
 _FIGURES = ("reward.svg", "reward.png", "kl.svg", "kl.png")
 

@@ -14,11 +14,12 @@ import yaml
 from pydantic import ValidationError
 
 from testbed.commands.errors import UserError
-from testbed.commands.folders import JOURNAL, SCENARIO, STUDY, SUMMARY
+from testbed.commands.folders import STUDY
 from testbed.core.actions import Finish
 from testbed.journal import JournalError, JournalHeader, read_journal
 from testbed.metrics.files import read_summary, summary_from_journal
 from testbed.metrics.summary import RunSummary
+from testbed.run_files import JOURNAL, SCENARIO, SUMMARY
 from testbed.scenario import Scenario
 
 FINISHED = ("completed", "tasks_exhausted", "no_engine_left")

@@ -10,10 +10,9 @@ import msgspec
 from testbed.journal import JournalError, read_journal, require_complete
 from testbed.metrics.run import RunMetrics
 from testbed.metrics.summary import CAUSES, RunSummary, StepRecord
+from testbed.run_files import SUMMARY
 from testbed.scenario.layout import layout_of
 from testbed.scenario.scenario import Scenario
-
-SUMMARY_NAME = "summary.json"
 
 
 def summary_from_journal(path: Path | str, scenario: Scenario | None = None, **meta: Any) -> RunSummary:
@@ -56,7 +55,7 @@ def write_metrics(path: Path | str, summary: RunSummary) -> Path:
     for name in dict.fromkeys(name for s in steps for name in s.learning):
         columns[f"learning.{name}"] = [s.learning.get(name) for s in steps]
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    beside = path.with_name(SUMMARY_NAME)
+    beside = path.with_name(SUMMARY)
     beside.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=1))
     return beside
 

@@ -18,14 +18,13 @@ from msgspec import Struct, field
 
 from testbed.core.actions import AnyAction, ComputeSignals, RunTool, StartTurn
 from testbed.core.events import AnyEvent, SignalReady, TaskArrived, ToolFinished, TurnFinished
+from testbed.run_files import JOURNAL
 from testbed.scenario.workload import JournalWorkload
 from testbed.workloads.errors import WorkloadError
 from testbed.workloads.files import find, lines
 from testbed.workloads.outcomes import needs_environment, outcomes
 from testbed.workloads.plan import BLOCK_TOKENS, Plan, Run, Task, prompt_content
 from testbed.workloads.trace import explain, fresh_blocks
-
-JOURNAL_FILE = "journal.jsonl.zst"
 
 
 class _Line(Struct):
@@ -67,7 +66,7 @@ def read_run(name: str, base_dir: Path) -> RecordedRun:
     """Read a run folder or a journal. Raises WorkloadError."""
     path = find(name, base_dir)
     if path.is_dir():
-        path = find(JOURNAL_FILE, path)
+        path = find(JOURNAL, path)
     digest = hashlib.sha256()
     run = RecordedRun()
     records: dict[int, Recorded] = {}

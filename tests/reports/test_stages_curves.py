@@ -7,8 +7,8 @@ import pytest
 
 from reports.stages import write_stages_report
 from reports.stages_curves import lines_of
-from testbed.metrics.files import SUMMARY_NAME
 from testbed.metrics.stages import StagePlan, StagesResult
+from testbed.run_files import SUMMARY
 from tests.reports.invented import COLOCATED, learning, run
 
 
@@ -21,7 +21,7 @@ def graph(folder: Path, stages: dict[str, tuple[str, int]]) -> StagesResult:
         for i, step in enumerate(r.steps):
             step.learning["teacher_kl"] = 1.0 / (i + seed)
         (folder / name).mkdir()
-        (folder / name / SUMMARY_NAME).write_bytes(msgspec.json.encode(r))
+        (folder / name / SUMMARY).write_bytes(msgspec.json.encode(r))
     return StagesResult("two", "", "testbed real two.yaml", 0, plan, [], {})
 
 

@@ -20,6 +20,7 @@ import msgspec
 import zstandard
 from msgspec import Struct
 
+from testbed.run_files import JOURNAL
 from testbed.scenario import fields
 from testbed.scenario.catalogue import model_names
 from testbed.scenario.errors import Fault
@@ -154,7 +155,7 @@ def _run_folder(c: Context, name: str) -> Iterator[Fault]:
     path = c.base_dir / name
     if not path.exists():
         yield Fault("workload.run", f"no such run folder or journal: {path}", _beside(path))
-    elif path.is_dir() and not (path / "journal.jsonl.zst").is_file():
+    elif path.is_dir() and not (path / JOURNAL).is_file():
         yield Fault("workload.run", f"{path} holds no journal.jsonl.zst", "a run made with run.journal: full")
 
 
