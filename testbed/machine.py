@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 
 def machine() -> dict[str, str]:
     """`cpu`, `cores` (that this process may use) and, where there is one, `gpu`."""
     found = {"cpu": _cpu(), "cores": str(_cores())}
-    gpu = _gpu()
-    return found | ({"gpu": gpu} if gpu else {})
+    gpus = nvidia_gpus()
+    return found | ({"gpu": gpus[0]["name"]} if gpus else {})
 
 
 BUSY = 0.5
@@ -48,11 +48,13 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _gpu() -> str:
-    """The first GPU's name; empty where there is none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    return said[0].strip() if said else ""
+def nvidia_gpus() -> list[dict[str, Any]]:
+    """NVIDIA GPUs of this machine: name, memory in GB."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.rsplit(",", 2) for line in done.stdout.splitlines() if line.count(",") >= 2]
+    mib = 2**20 / 1e9
+    return [{"name": name, "total_gb": float(total) * mib, "free_gb": float(free) * mib} for name, total, free in rows]

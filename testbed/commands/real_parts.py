@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from testbed.machine import nvidia_gpus
 
 SGLANG = "0.5.23"
 LEARNER = ("torch", "transformers", "tokenizers", "safetensors", "aiohttp", "ray", "reasoning-gym", "math-verify")
@@ -44,7 +45,7 @@ def real_backend() -> dict[str, Any]:
 
     `error` is what must be mended even by somebody who does not want the real backend's tests.
     """
-    gpus = _gpus()
+    gpus = nvidia_gpus()
     memory = _available_gb()
     return {
         "device": "cuda" if gpus else "cpu",
@@ -68,12 +69,12 @@ def missing_for_real(engine_command: Sequence[str] = ()) -> list[str]:
     With an `engine_command` the engines run in an environment of their own: its kernels are not asked for here,
     SGLang itself is: a trainer hands weights over with its code.
     """
-    return _missing(_gpus(), not engine_command)
+    return _missing(nvidia_gpus(), not engine_command)
 
 
 def how_to_get_real() -> str:
     """The exact command: make, in a source tree; pip, for an installed package."""
-    return _command(_gpus())
+    return _command(nvidia_gpus())
 
 
 def doctor_lines(figures: dict[str, Any]) -> list[str]:
@@ -146,18 +147,6 @@ def _cuda_of_torch() -> str | None:
     text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     found = re.search(r"^cuda\b.*= *['\"](.+)['\"]", text, re.M)
     return found[1] if found else None
-
-
-def _gpus() -> list[dict[str, Any]]:
-    """NVIDIA GPUs of this machine: name, memory in GB."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.rsplit(",", 2) for line in done.stdout.splitlines() if line.count(",") >= 2]
-    mib = 2**20 / 1e9
-    return [{"name": name, "total_gb": float(total) * mib, "free_gb": float(free) * mib} for name, total, free in rows]
 
 
 def _available_gb() -> float | None:
