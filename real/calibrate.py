@@ -128,7 +128,7 @@ class Calibrated(Struct):
     """Journals of the short runs."""
 
 
-def calibrate(
+async def calibrate(
     scenario: Scenario,
     base_dir: Path,
     folder: Path,
@@ -139,18 +139,6 @@ def calibrate(
 ) -> Calibrated:
     """Bring up the scenario's deployment, carry out the experiments on its first engine, then make the short runs
     (name, scenario), each into a folder below `folder`. `done` after each of both. Raises `real.errors.RealError`."""
-    return asyncio.run(_calibrate(scenario, base_dir, folder, experiments, short_runs, stage, done))
-
-
-async def _calibrate(
-    scenario: Scenario,
-    base_dir: Path,
-    folder: Path,
-    experiments: Sequence[Experiment],
-    short_runs: Sequence[tuple[str, Scenario]],
-    stage: Callable[[str], None],
-    done: Callable[[str], None],
-) -> Calibrated:
     journals = []
     with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
         async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,7 +115,7 @@ def _measured(config: Any, base_dir: Path, folder: Path, repeats: int) -> Any:
         progress.update(line, advance=1, detail=what)
 
     with progress:
-        return carry_out(config, base_dir, folder, experiments, runs, stage, done)
+        return asyncio.run(carry_out(config, base_dir, folder, experiments, runs, stage, done))
 
 
 def _points(engine: Any, series: Any) -> dict[str, Any]:
