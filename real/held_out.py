@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from real.deployment import Deployment, environment_of
 from real.evaluate import answer_all, held_out, scores_of
@@ -40,7 +39,7 @@ async def score_trained(deployment: Deployment, scenario: Scenario, lost: Sequen
     shutil.rmtree(folder, ignore_errors=True)
     await deployment.trainer.onload()
     await deployment.trainer.save(folder, {})
-    await left[0].client.update_from_disk(Path(folder), weight_version=f"{scenario.run.num_rollout}", flush_cache=True)
+    await left[0].client.update_from_disk(folder, weight_version=f"{scenario.run.num_rollout}", flush_cache=True)
     shutil.rmtree(folder)
     return [await _score(deployment, scenario, left[0])]
 

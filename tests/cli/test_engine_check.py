@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cli.conftest import Cli
 
 TRACES = Path(__file__).parents[1] / "data" / "sglang_scheduler_traces"
@@ -80,12 +78,3 @@ def test_bad_input_is_one_message(cli: Cli, tmp_path: Path) -> None:
         assert said.code == (2 if text else 0), args
         assert text in said.err
         assert "Traceback" not in said.err
-
-
-def test_an_unknown_case_names_the_nearest(cli: Cli) -> None:
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("torch")
-    said = cli("check-engine", "victim")
-    assert said.code == 2
-    assert "victim: no such case (nearest: victims; all: testbed check-engine --list)" in said.err
-    assert "priority scheduling with preemption" in cli("check-engine", "--list").out

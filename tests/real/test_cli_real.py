@@ -148,3 +148,10 @@ def test_a_tokenizer_that_the_vocabulary_cannot_hold_is_refused(small: Path, tmp
     (folder / "model.safetensors").write_bytes(b"")
     message = refused(small, "model={type: config_json, path: model/config.json}")
     assert "127" in message and "vocab_size is 64" in message
+
+
+def test_check_engine_names_the_case_nearest_to_an_unknown_one(tmp_path: Path) -> None:
+    said = command_line("check-engine", "victim", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "victim: no such case (nearest: victims; all: testbed check-engine --list)" in said.stderr
+    assert "priority scheduling with preemption" in command_line("check-engine", "--list", cwd=tmp_path).stdout
