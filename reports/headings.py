@@ -14,7 +14,7 @@ from reports.learning import learning_heading, shown
 from reports.palette import GPU_TIME, IDLE, TRAJECTORY
 from reports.reward import reward_heading
 from reports.sentences import Letter, Number, Sentence, Term, joined, say
-from reports.view import NOTICEABLE, View, derived, differs, number, overlapped, percent, view_of, with_updates
+from reports.view import NOTICEABLE, View, derived, differs, number, overlapped, percent, rewarded_view, with_updates
 
 
 def gpu_heading(view: View) -> Sentence:
@@ -231,7 +231,7 @@ def headings(view: View) -> Mapping[str, Sentence]:
     """Section -> its heading; sections without data are left out."""
     out = {"gpu": gpu_heading(view)}
     if view.comparison.rewarded:
-        out["reward"] = reward_heading(view_of(view.comparison.with_rewards))
+        out["reward"] = reward_heading(rewarded_view(view))
     if held_out(view.comparison):
         out["held_out"] = held_out_heading(view)
     if shown(view.comparison):

@@ -22,7 +22,7 @@ from reports.metrics import EVERY, METRICS
 from reports.pages import mark, numbered, page
 from reports.reward import LAST, reward_against_base, reward_margin, reward_table
 from reports.sentences import Letter, Mark, Number, Sentence, Term, say
-from reports.view import View, input_kinds, update_parts, used_kinds, view_of, with_updates
+from reports.view import View, input_kinds, rewarded_view, update_parts, used_kinds, view_of, with_updates
 
 MINI_WIDTH, MINI_HEIGHT = 540.0, 28.0
 
@@ -150,7 +150,7 @@ def render(comparison: Comparison) -> str:
         "update": plots.update,
     }
     figures = {name: Markup(draw[name](view).both) for name in heads if name in draw}
-    rewarded = view_of(comparison.with_rewards) if comparison.rewarded else None
+    rewarded = rewarded_view(view) if comparison.rewarded else None
     kinds = input_kinds(comparison)
     return page(
         "page.html.j2",

@@ -19,7 +19,7 @@ from reports.learning import learning_table, learning_words, terms
 from reports.limits import limits
 from reports.reward import reward_against_base, reward_margin, reward_table
 from reports.sentences import Sentence, as_markdown
-from reports.view import View, input_kinds, used_kinds, view_of
+from reports.view import View, input_kinds, rewarded_view, used_kinds, view_of
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -104,7 +104,7 @@ def render(comparison: Comparison) -> str:
             worst = gpu_worst(view)
             out += [*([as_markdown(worst), ""] if worst else []), *gpu_table(view), ""]
         if name == "reward":
-            asking = view_of(comparison.with_rewards)
+            asking = rewarded_view(view)
             out += rewards(reward_table(asking), reward_margin(asking), reward_against_base(asking))
         if name == "held_out":
             out += rewards(held_out_table(view), held_out_words(view))

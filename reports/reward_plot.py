@@ -13,7 +13,7 @@ from reports.canvas import Canvas, text_width
 from reports.palette import chip_role
 from reports.plots import FULL, NARROW, Plot, axis_step, shortened
 from reports.reward import LAST, Curve, curve
-from reports.view import View, view_of
+from reports.view import View, rewarded_view
 from testbed.metrics.scores import fifth
 
 Place = Callable[[float, float], tuple[float, float]]
@@ -23,7 +23,7 @@ BOTTOM = 34
 
 
 def reward(view: View) -> Plot:
-    view = view_of(view.comparison.with_rewards)
+    view = rewarded_view(view)
     curves = [curve(v) for v in view.comparison.variants]
     words = "mean reward of a batch by RL step"
     return Plot(

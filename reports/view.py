@@ -61,6 +61,12 @@ def view_of(comparison: Comparison) -> View:
     return view
 
 
+def rewarded_view(view: View) -> View:
+    """Of the variants that ask for rewards alone; the same where all do."""
+    asking = view.comparison.with_rewards
+    return view if len(asking.variants) == len(view.figures) else view_of(asking)
+
+
 def differs(a: Figures, b: Figures, metric: str) -> bool:
     """Whether one metric of two variants is separated by more than the spread."""
     return a.letter != b.letter and separated(a.stats[metric], b.stats[metric])
