@@ -108,9 +108,7 @@ def headlines(compared: Sequence[Compared]) -> list[Group]:
 
 
 BY: dict[str, Callable[[Compared], str]] = {
-    "engine": lambda c: (
-        f"{c.point.model}, {c.point.backend} {c.point.backend_version or '?'}, {c.point.gpu} x {c.point.tp_size}"
-    ),
+    "engine": lambda c: _engine(c.point),
     "GPU": lambda c: c.point.gpu,
     "backend": lambda c: c.point.backend,
     "precision": lambda c: c.point.precision or "bf16",
