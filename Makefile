@@ -14,7 +14,7 @@ CPU_ENGINES = import sys, platform as p; sys.exit((sys.version_info[:2], p.syste
 # Whether the real backend can be installed: beside a GPU, or where SGLang's parts have wheels that run without one.
 REAL ?= $(shell if test $(KIND) = gpu || $(PYTHON) -c '$(CPU_ENGINES)'; then echo yes; else echo no; fi)
 
-.PHONY: help demo real-demo test gpu-check published bench lint install install-dev install-real lock clean
+.PHONY: help demo real-demo test gpu-check published validate bench lint install install-dev install-real lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test          set up, run the tests (REAL=no: those that need no torch)"
 	@echo "make gpu-check     the real demo and the tests of both backends on this machine's GPU"
 	@echo "make published     simulate what others measured, write docs/published.md (minutes)"
+	@echo "make validate      calibrate this machine, run the validation suite on real engines and in simulation (15 minutes)"
 	@echo "make bench         measure the simulator's speed (benchmarks/results.json)"
 	@echo "make lint          ruff, mypy, import rules"
 	@echo "make install-real  set up the real backend: stock SGLang beside a GPU, its CPU path elsewhere"
@@ -86,6 +87,13 @@ gpu-check: install-dev install-real
 
 published: install
 	$(BIN)/testbed published --doc docs/published.md --check
+
+SUITE = $(addprefix scenarios/validation/, one_engine.yaml transitions.yaml routing.yaml colocated.yaml)
+
+validate: install-real
+	$(BIN)/testbed calibrate scenarios/validation/calibration.yaml --repeats 2 --out runs/calibration
+	$(BIN)/testbed validate $(SUITE) --repeats 2 --profile runs/calibration/profile.json --out runs/validation \
+	  --doc docs/validation-suite.md
 
 bench: install
 	$(BIN)/python -m benchmarks --json benchmarks/results.json

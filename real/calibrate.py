@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +22,15 @@ from real.engines.answers import Generated
 from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
-from testbed.calibration.design import OUTPUTS, EnginePoint, Experiment
+from testbed.calibration.design import (
+    CONTROL_PROMPT,
+    OUTPUTS,
+    Control,
+    ControlPoint,
+    EnginePoint,
+    Experiment,
+    PrefillBatch,
+)
 from testbed.run_files import JOURNAL
 from testbed.scenario import Scenario
 
@@ -102,30 +110,103 @@ def _point(
     after: tuple[float, int, float],
     makespan: float,
 ) -> EnginePoint:
-    new = [e.prompt - g.cached_tokens for g in answers]
     steps = after[1] - before[1]
-    context = sum(e.prompt + 1 + (len(g.output_ids) - 1) / 2 for g in answers)
+    prefill_s = after[0] - before[0]
     return EnginePoint(
         requests=e.requests,
-        new_tokens=sum(new),
-        pairs=sum(n * (g.cached_tokens + n / 2) for n, g in zip(new, answers, strict=True)),
-        prefill_s=after[0] - before[0],
+        batches=_batches(e.prompt, answers, prefill_s) if e.held else (),
+        prefill_s=prefill_s,
         decode_steps=steps,
         decode_s=after[2] - before[2],
-        context=context,
+        context=sum(e.prompt + 1 + (len(g.output_ids) - 1) / 2 for g in answers),
         makespan_s=makespan,
         held=e.held,
     )
+
+
+TOGETHER_S = 0.001
+"""Requests of one batch are stamped one after another; batches are further apart."""
+
+
+def _batches(prompt: int, answers: Sequence[Generated], busy_s: float) -> tuple[PrefillBatch, ...]:
+    """Requests by the time at which their prefill began. `busy_s`: from the first until the last result was looked at;
+    a request without a time counts to the first batch."""
+    known = sorted(answers, key=lambda g: g.started_t or 0.0)
+    groups: list[list[Generated]] = []
+    for g in known:
+        if groups and (g.started_t or 0.0) - (groups[-1][-1].started_t or 0.0) <= TOGETHER_S:
+            groups[-1].append(g)
+        else:
+            groups.append([g])
+    begins = [group[0].started_t or 0.0 for group in groups]
+    ends = [*begins[1:], begins[0] + busy_s]
+    found = []
+    for group, begin, end in zip(groups, begins, ends, strict=True):
+        new = [prompt - g.cached_tokens for g in group]
+        pairs = sum(n * (prompt - n / 2) for n in new)
+        found.append(PrefillBatch(len(group), sum(new), pairs, float(len(group) * prompt**2), end - begin))
+    return tuple(found)
+
+
+async def measure_controls(
+    client: EngineClient, wanted: Iterable[Control], vocab_size: int, done: Callable[[Control], None]
+) -> list[ControlPoint]:
+    """One point per control, in order; `done` after each. Raises `EngineGone` and `EngineRefused`."""
+    ids, draw, points = iter(range(1 << 30)), random.Random(1), []
+    for c in wanted:
+        prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(CONTROL_PROMPT)] for _ in range(c.running)]
+        asked = [
+            asyncio.create_task(
+                client.generate(rid=f"control-{next(ids)}", input_ids=p, max_new_tokens=c.outputs, ignore_eos=True)
+            )
+            for p in prompts
+        ]
+        if asked:
+            await asyncio.sleep(GENERATING_S)
+        pause_s = await _seconds(client.pause(c.mode))
+        flush_s = 0.0 if asked else await _seconds(client.flush())
+        resume_s = await _seconds(client.resume())
+        await client.abort_all()
+        await asyncio.gather(*asked)
+        points.append(ControlPoint(c.mode, c.running, pause_s, flush_s, resume_s))
+        done(c)
+    return points
+
+
+GENERATING_S = 0.3
+"""Until all requests of a control generate."""
+
+
+async def _seconds(call: Awaitable[Any]) -> float:
+    started = time.monotonic()
+    await call
+    return time.monotonic() - started
+
+
+PADDED = ("torch_native",)
+"""Attention backends of SGLang that pad queries to the length of the keys."""
 
 
 class Calibrated(Struct):
     """What was measured on one deployment."""
 
     engine: list[EnginePoint]
+    controls: list[ControlPoint]
     server: dict[str, Any]
     max_total_num_tokens: int
+    start_s: float
+    """From nothing to a deployment that is ready."""
     runs: list[Path]
     """Journals of the short runs."""
+
+    @property
+    def padded(self) -> bool:
+        return self.server.get("attention_backend") in PADDED
+
+    @property
+    def seen_late(self) -> bool:
+        """Whether a prefill's end is counted after the decode step that follows."""
+        return self.server.get("device") == "cpu" and not self.server.get("disable_overlap_schedule")
 
 
 async def calibrate(
@@ -133,20 +214,24 @@ async def calibrate(
     base_dir: Path,
     folder: Path,
     experiments: Sequence[Experiment],
+    controls: Sequence[Control],
     short_runs: Sequence[tuple[str, Scenario]],
     stage: Callable[[str], None],
     done: Callable[[str], None],
 ) -> Calibrated:
     """Bring up the scenario's deployment, carry out the experiments on its first engine, then make the short runs
-    (name, scenario), each into a folder below `folder`. `done` after each of both. Raises `real.errors.RealError`."""
-    journals = []
+    (name, scenario), each into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
+    journals, started = [], time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
         async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:
+            start_s = time.monotonic() - started
             client = deployment.engines[0].client
-            stage("measuring the engine")
             server, slots = await server_facts(client)
             vocab_size = deployment.model.tokenizer.vocab_size
+            stage("measuring the engine")
             points = await measure(client, experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
+            paused = await measure_controls(client, controls, vocab_size, lambda c: done(f"pause {c.mode}"))
             stage("measuring trainer and weight updates")
             for name, config in short_runs:
                 await deployment.reset(config)
@@ -155,4 +240,4 @@ async def calibrate(
                     raise RealError(f"short run {name}: {measured.problem}")
                 journals.append(folder / name / JOURNAL)
                 done(name)
-    return Calibrated(points, server, slots, journals)
+    return Calibrated(points, paused, server, slots, start_s, journals)

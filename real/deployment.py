@@ -206,12 +206,21 @@ class Deployment:
         return self.engines[engine]
 
 
+PER_RUN = {"advantage", "n_samples_per_prompt", "rollout_batch_size", "num_steps_per_rollout"}
+"""Of the algorithm: what the core and `Deployment.reset` take from the run at hand."""
+
+
 def deployment_key(scenario: Scenario) -> str:
-    """Equal for scenarios that can run one after another on one deployment: all but the seed and what only the core
-    reads."""
-    own = scenario.model_dump(mode="json", exclude={"name", "question", "simulation", "experience"})
-    own["run"] = None
-    own["rollout"] = own["rollout"]["engine"]
+    """Equal for scenarios that can run one after another on one deployment: made of what engines, ranks and models are
+    started with. The rest is the core's, or what `Deployment.reset` changes."""
+    own = scenario.model_dump(mode="json", include={"model", "cluster", "placement", "real"})
+    own["training"] = scenario.training.model_dump(mode="json", exclude={"cost"})
+    own["engine"] = scenario.rollout.engine.model_dump(mode="json")
+    a = scenario.algorithm
+    own["algorithm"] = a.model_dump(mode="json", exclude=PER_RUN), a.needs_critic, a.needs_teacher
+    own["requantize"] = scenario.weights.requantize
+    if scenario.real.warmup.steps or scenario.real.teachers:  # a warm-up shows answers of the workload's tasks
+        own["workload"] = scenario.workload.model_dump(mode="json")
     return str(own)
 
 

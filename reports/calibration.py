@@ -29,14 +29,26 @@ TITLES = {
     "trainer": "Optimizer update",
 }
 HEAD = ["Coefficient", "value", "95 % interval"]
-UPDATE_HEAD = ["Path", "engines", "prepare", "pause", "copy", "requantise and agree", "resume"]
+UPDATE_HEAD = [
+    "Path",
+    "engines",
+    "MB",
+    "prepare",
+    "pause",
+    "copy",
+    "requantise and agree",
+    "resume",
+    "copy, each further MB",
+]
 UPDATE_PARTS = ("prepare_s", "pause_s", "copy_s", "requantize_s", "resume_s")
 LIMITS = (
     "Residuals are relative. Intervals assume independent errors of equal relative size; they hold for these "
     "experiments, not for a busier machine.",
     "The profile is of one model, one engine at a time, on a machine that does nothing else: engines, trainer and "
     "driver that share cores are slower than it says.",
-    "Weight updates and phase switches are medians of measured times, not functions of the bytes.",
+    "Weight updates and phase switches are medians; what further bytes take is known where models of several sizes "
+    "were measured.",
+    "SGLang's mixed steps (`enable_mixed_chunk`) are not measured: no scenario turns them on.",
 )
 
 
@@ -68,9 +80,19 @@ def words(q: Quality) -> str:
 
 def update_rows(profile: Profile) -> list[list[str]]:
     return [
-        [path, str(u.engines), *(f"{1000 * getattr(u, part):.1f}{numbers.NBSP}ms" for part in UPDATE_PARTS)]
+        [
+            path,
+            str(u.engines),
+            f"{u.bytes / 1e6:.1f}",
+            *(milliseconds(getattr(u, part)) for part in UPDATE_PARTS),
+            milliseconds(1e6 * u.copy_per_byte_s) if u.copy_per_byte_s else "–",
+        ]
         for path, u in profile.updates.items()
     ]
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}{numbers.NBSP}ms"
 
 
 def facts(profile: Profile) -> dict[str, str]:
@@ -84,6 +106,13 @@ def facts(profile: Profile) -> dict[str, str]:
         f"{r.context_per_sequence[1]:g} tokens of context a sequence, {r.new_tokens[0]:g} to {r.new_tokens[1]:g} "
         "computed tokens a prefill batch; answers outside are given and counted",
     }
+    for mode, t in profile.controls.items():
+        found[f"pause {mode}"] = (
+            f"{milliseconds(t.idle_s)} of an idle engine, {milliseconds(t.running_s)} with {t.running} requests; then "
+            f"flush {milliseconds(t.flush_s)}, resume {milliseconds(t.resume_s)}"
+        )
+    if profile.start_s is not None:
+        found["start"] = f"{numbers.seconds(profile.start_s)} from nothing to a deployment that is ready"
     if profile.switch is not None:
         s = profile.switch
         found["phase switch"] = f"to train {numbers.seconds(s.train_s)}, to generate {numbers.seconds(s.generate_s)}"

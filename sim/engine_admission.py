@@ -293,6 +293,7 @@ class Admission(State):
     def _launch_prefill(self, batch: list[Request], t: float) -> None:
         """Give the batch its slots and note what it computes."""
         page, cache, version = self.page, self.cache, self.version
+        padded = self.costs.padded_attention
         new = again = 0
         attention = 0.0
         for r in batch:
@@ -318,7 +319,7 @@ class Admission(State):
                         r.kv_version = r.lock.version  # type: ignore[union-attr]
             r.kv = end
             r.version = version
-            attention += n * (prefix + 0.5 * n)
+            attention += end * end if padded else n * (prefix + 0.5 * n)
             known = r.known_tokens
             if known > prefix:
                 known = (known if known < end else end) - prefix

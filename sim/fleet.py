@@ -70,6 +70,7 @@ class Fleet:
         self._salt = scenario.weights.transition.kv == "salt_by_version"
         self._max_new = scenario.workload.max_response_length
         self._ignore_eos = scenario.rollout.ignore_eos
+        self._forced = scenario.simulation.forced_lengths
         self._overlap = not scenario.rollout.engine.disable_overlap_schedule
         self._forming = False
         self._arrival = (costs.arrival_base_s, costs.arrival_per_request_s)
@@ -159,10 +160,12 @@ class Fleet:
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             c = self.store.conversation(trajectory)
             prompt, outputs, reason = c.prompt_tokens, n.output_tokens, n.finish_reason
+            seen_late = self._overlap and reason == "stop"
+            if self._forced and c.plan.stops[turn]:
+                reason = "stop"
             continues = turn + 1 < len(c.plan.output_tokens)
             if continues:
                 # under overlap a stop token is seen one step late, and that step has computed its KV
-                seen_late = self._overlap and reason == "stop"
                 self.store.answered(c, outputs, outputs - (not seen_late))
                 reason = "tool_calls"
             else:
@@ -196,7 +199,7 @@ class Fleet:
         slot = self.slots[a.engine]
         c = self.store.begin_turn(a.trajectory, a.group, a.task, a.member)
         plan, turn, model = c.plan, a.turn, slot.model
-        output_tokens, stops = plan.output_tokens[turn], plan.stops[turn]
+        output_tokens, stops = plan.output_tokens[turn], plan.stops[turn] and not self._forced
         request = Request(
             a.trajectory << _TURN_BITS | turn,
             c.content,

@@ -15,6 +15,7 @@ from sim.coefficients import Coefficients, coefficients
 from sim.costs.calibrated import read_profile
 from sim.costs.errors import CostModelError
 from testbed.calibration.profile import TrainerFit
+from testbed.packing import rows_of
 from testbed.scenario.catalogue import GpuSpec, ModelSpec
 from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
@@ -157,7 +158,9 @@ class TrainerModel:
         return recompute * (products + attention + activations) + logits
 
     def _by_profile(self, fit: TrainerFit, lengths: Sequence[int]) -> float:
-        return fit.fixed_s + fit.per_trajectory_s * len(lengths) + fit.per_token_s * sum(lengths)
+        t = self._training
+        capacity = t.max_tokens_per_gpu * t.context_parallel
+        return max(fit.seconds(rows) for rows in rows_of(lengths, capacity, self.data_parallel))
 
     def _at_rate(self, lengths: Sequence[int]) -> float:
         c = self._cost

@@ -1,12 +1,14 @@
 """Weight updates and phase switches as one machine's measurements have them, where the scenario names a profile.
 
-The parts of a publication take what they took, whatever the bytes: a profile is of one model. It refuses to know how
-they were measured.
+The parts of a publication take what they took, and what further bytes add where the profile knows it. It refuses to
+know how they were measured.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from msgspec import structs
 
 from sim.costs.calibrated import read_profile
 from sim.costs.errors import CostModelError
@@ -58,26 +60,41 @@ class CalibratedPaths(WeightPaths):
     def _times(self, path: str) -> UpdateTimes:
         return self._profile.updates[path]
 
+    def _size(self, path: str) -> float:
+        """Bytes that travel."""
+        return self.delta_bytes if path == "disk_delta" else self.payload_bytes
+
+    def _taken(self, path: str) -> UpdateTimes:
+        """Of the version that this scenario publishes."""
+        t = self._times(path)
+        more = self._size(path) - t.bytes
+        return structs.replace(
+            t,
+            prepare_s=max(t.prepare_s + more * t.prepare_per_byte_s, 0.0),
+            copy_s=max(t.copy_s + more * t.copy_per_byte_s, 0.0),
+            requantize_s=max(t.requantize_s + more * t.requantize_per_byte_s, 0.0),
+        )
+
     def prepare(self, now: float, path: str, participants: tuple[int, ...]) -> Prepared:
-        ready = now + self._times(path).prepare_s
-        size = self.delta_bytes if path == "disk_delta" else self.payload_bytes
-        return Prepared(ready, ready if path in RELEASES_TRAINER else None, int(size))
+        ready = now + self._taken(path).prepare_s
+        return Prepared(ready, ready if path in RELEASES_TRAINER else None, int(self._size(path)))
 
     def copy(self, now: float, path: str, participants: tuple[int, ...], engine: int) -> float:
         self._copied_by = path
-        return now + self._times(path).copy_s
+        return now + self._taken(path).copy_s
 
     def requantize(self, now: float, engine: int) -> float:
-        return now + self._times(self._copied_by).requantize_s
+        return now + self._taken(self._copied_by).requantize_s
 
-    def pause_seconds(self, path: str) -> float:
-        return self._times(path).pause_s
+    def pause_seconds(self, path: str, mode: str) -> float:
+        control = self._profile.controls.get(mode)
+        return self._times(path).pause_s if control is None else control.idle_s
 
     def resume_seconds(self, path: str) -> float:
         return self._times(path).resume_s
 
     def expected(self, path: str) -> PathCost:
-        t = self._times(path)
+        t = self._taken(path)
         return PathCost(path, t.prepare_s, t.copy_s, 0.0, t.requantize_s)
 
     def switch_seconds(self, to_phase: str) -> float:

@@ -157,7 +157,7 @@ class WeightPaths:
         """End of requantisation on this engine; `now` if the scenario asks for none."""
         return now + self._requantize_seconds(engine)
 
-    def pause_seconds(self, path: str) -> float:
+    def pause_seconds(self, path: str, mode: str) -> float:
         """From the request to pause until the engine takes it up."""
         return 0.0
 

@@ -65,7 +65,7 @@ class WeightSteps:
     def pause_engine(self, a: do.PauseEngine) -> None:
         slot = self.fleet.slots[a.engine]
         self._updating[a.engine] = a.version
-        seconds = self.paths.pause_seconds(self._path)
+        seconds = self.paths.pause_seconds(self._path, a.mode)
         if seconds:
             self.clock.at(self.clock._now + seconds, WEIGHTS, self._pause, (a, slot.model))
         else:

@@ -29,6 +29,10 @@ _RESEND_S = 15.0
 """How long a lost request's id may stay taken: SGLang looks for closed connections every 4 s."""
 
 
+LETS_GO_S = 0.02
+"""From a request's answer until its handler in the server has let go of the lock that an aborting pause looks at."""
+
+
 class EngineClient:
     """Client of one engine; used from one event loop."""
 
@@ -154,10 +158,12 @@ class EngineClient:
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         """Stop generating. `abort` ends all requests; `retract` sends them back to the queue and their KV is computed
         again after `resume`; `in_place` freezes them with their KV. New requests wait until `resume`."""
-        if mode == "abort" and self._open:
-            # SGLang looks once a second whether the aborted have gone; have most of them gone before it looks.
-            await self.abort_all()
-            await asyncio.wait(self._open.values(), timeout=1.0)
+        if mode == "abort":
+            # SGLang looks once a second whether the aborted have gone; have them gone before it looks.
+            if self._open:
+                await self.abort_all()
+                await asyncio.wait(self._open.values(), timeout=1.0)
+            await asyncio.sleep(LETS_GO_S)
         await self.post("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:

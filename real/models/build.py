@@ -25,13 +25,13 @@ def build_tiny(name: str, seed: int) -> PreTrainedModel:
     import transformers
 
     numbers = architecture(name)
-    numbers.pop("qk_norm", None)  # Qwen3 always has it, Llama never
+    qwen3 = numbers.pop("qk_norm", False)  # Qwen3 always has it, Llama never
     ids = {"pad_token_id": CharTokenizer.pad_id, "bos_token_id": CharTokenizer.bos_id}
     common: dict[str, Any] = {**numbers, **ids, "eos_token_id": CharTokenizer.eos_id, "max_position_embeddings": 4096}
     config: Any
-    if name == "tiny-qwen3-moe":
+    if "num_experts" in numbers:
         config = transformers.Qwen3MoeConfig(**common, norm_topk_prob=True, decoder_sparse_step=1)
-    elif name == "tiny-qwen3":
+    elif qwen3:
         config = transformers.Qwen3Config(**common)
     else:
         config = transformers.LlamaConfig(**common)

@@ -1,5 +1,4 @@
-"""Who trains what, when: which groups make which optimizer update, which records go to which rank. Pure and
-deterministic; knows no process."""
+"""Which groups make which optimizer update. Pure and deterministic; knows no process and no rank."""
 
 from __future__ import annotations
 
@@ -23,15 +22,3 @@ def updates_of(records: Sequence[Record], updates: int) -> list[list[int]]:
     members = list(groups.values())
     cuts = [len(members) * u // updates for u in range(updates + 1)]
     return [[i for group in members[a:b] for i in group] for a, b in pairwise(cuts)]
-
-
-def ranks_of(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Indices of `sizes` (tokens) per rank: longest first to the rank with fewest tokens so far; at most 4/3 of the
-    best possible maximum (R. Graham, 1969). In order within a rank; a rank may get none."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        rank = min(range(ranks), key=lambda r: (load[r], r))
-        shares[rank].append(i)
-        load[rank] += sizes[i]
-    return [sorted(share) for share in shares]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.records import Record
+from testbed.packing import bins
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,6 @@ class Row:
 EMPTY_ROW = Row((), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 """One token and nothing to score: what a rank runs when others have more micro-batches (FSDP's passes are collective).
 """
-
-
-def bins(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """First-fit decreasing: indices of `sizes` in bins of at most `capacity`; larger ones alone. Deterministic."""
-    found: list[list[int]] = []
-    room: list[int] = []
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        b = next((b for b, free in enumerate(room) if free >= sizes[i]), len(found))
-        if b == len(found):
-            found.append([])
-            room.append(capacity)
-        found[b].append(i)
-        room[b] -= sizes[i]
-    return found
 
 
 def pack(records: Sequence[Record], max_tokens: int) -> list[Row]:

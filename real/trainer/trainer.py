@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from real.errors import RealError, UpdateFailed
 from real.learning.options import LossOptions
 from real.records import Record, RecordError
-from real.trainer.assignment import ranks_of, updates_of
+from real.trainer.assignment import updates_of
 from real.trainer.options import SignalOptions
 from real.trainer.signals import TeacherValues, teacher_values, with_advantages, with_returns
 from real.trainer.stats import CriticStats, Moved, StepStats
+from testbed.packing import ranks_of
 
 __all__ = ["CriticStats", "RankHandle", "StepStats", "TeacherValues", "Trainer", "TrainerError"]
 

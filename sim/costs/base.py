@@ -21,6 +21,10 @@ class CostModel(Protocol):
     arrival_per_request_s: float
     """Requests of one engine take this long each on that way, one after another."""
 
+    padded_attention: bool
+    """Whether the engine's attention computes whole squares in a prefill, cached tokens or not (SGLang's
+    `torch_native` pads queries to the length of the keys)."""
+
     def decode_time(self, batch: int, context: int) -> float:
         """One decode step for `batch` sequences whose contexts sum to `context` (the new tokens included)."""
 
@@ -34,8 +38,8 @@ class CostModel(Protocol):
         """Largest k with `run_time(batch, context, k) <= seconds` (0 if not even one step fits)."""
 
     def prefill_time(self, new_tokens: int, attention: float, requests: int) -> float:
-        """One prefill batch. `new_tokens`: computed tokens; `attention`: sum over requests of new x (cached + new /
-        2), the number of query-key pairs; `requests`: how many."""
+        """One prefill batch. `new_tokens`: computed tokens; `attention`: the number of query-key pairs, sum over
+        requests of new x (cached + new / 2), or of (cached + new)^2 if `padded_attention`; `requests`: how many."""
 
     @property
     def outside_share(self) -> dict[str, float]:

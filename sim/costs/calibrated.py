@@ -54,6 +54,7 @@ class CalibratedCostModel(SegmentCosts):
                 "coefficients of a calibration profile can't be negative, and a decode step must take time"
             )
         self._profile = profile
+        self.padded_attention = p.padded
         if profile.arrival is not None:
             self.arrival_base_s, self.arrival_per_request_s = profile.arrival.base_s, profile.arrival.per_request_s
 

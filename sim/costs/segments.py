@@ -49,6 +49,7 @@ class SegmentCosts(ABC):
     kind: str = ""
     arrival_base_s: float = 0.0
     arrival_per_request_s: float = 0.0
+    padded_attention: bool = False
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}

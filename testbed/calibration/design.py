@@ -1,12 +1,13 @@
-"""The experiments on an engine (prefill tokens x cached tokens, decode batch x context, requests at once), and the
-short runs for trainer and weight updates (trajectories x tokens).
+"""The experiments on an engine (prefill tokens x cached tokens, decode batch x context, requests at once, pausing), and
+the short runs for trainer and weight updates (trajectories x tokens).
 
 It refuses to know how they are carried out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -31,15 +32,28 @@ class Experiment(Struct, frozen=True):
     held: bool = True
 
 
+class PrefillBatch(Struct, frozen=True):
+    """Requests whose prompts were computed together."""
+
+    requests: int
+    new_tokens: int
+    """Computed prompt tokens of all of them."""
+    pairs: float
+    """Sum over requests of new x (cached + new / 2)."""
+    padded_pairs: float
+    """Sum over requests of (cached + new)^2: what an attention computes that pads queries to the length of the keys."""
+    seconds: float
+    """Until the next batch began; of the last one of an experiment, until the engine looked at its result."""
+
+
 class EnginePoint(Struct, frozen=True):
     """What one experiment took. Seconds."""
 
     requests: int
-    new_tokens: int
-    """Computed prompt tokens of all requests."""
-    pairs: float
-    """Sum over requests of new x (cached + new / 2)."""
+    batches: tuple[PrefillBatch, ...]
+    """Of a held experiment, in order: an engine that is resumed takes the first request before the others are there."""
     prefill_s: float
+    """Of all of them."""
     decode_steps: int
     """Steps whose time is in `decode_s`."""
     decode_s: float
@@ -66,33 +80,70 @@ def design(max_requests: int, max_tokens: int, max_context: int, repeats: int) -
             yield Experiment(2 * b, min(8, max_context - 1), held=False)
 
 
+class Control(Struct, frozen=True):
+    """Pause an engine in `mode` while it generates for `running` requests (of `outputs` tokens, to be still at it),
+    flush it if it is idle, resume it."""
+
+    mode: Literal["abort", "retract", "in_place"]
+    running: int
+    outputs: int
+
+
+class ControlPoint(Struct, frozen=True):
+    """Seconds of its control calls, each asked until answered. `flush_s` is 0 where requests were held."""
+
+    mode: str
+    running: int
+    pause_s: float
+    flush_s: float
+    resume_s: float
+
+
+CONTROL_PROMPT = 8
+
+
+def controls(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> Iterator[Control]:
+    """Every mode, idle and with a batch as large as the engine takes."""
+    modes: tuple[Literal["abort", "retract", "in_place"], ...] = ("abort", "retract", "in_place")
+    outputs = max(min(max_context - CONTROL_PROMPT - 1, int(0.8 * max_tokens / max_requests) - CONTROL_PROMPT), 1)
+    for _ in range(repeats):
+        for mode in modes:
+            yield Control(mode, 0, 0)
+            yield Control(mode, max_requests, outputs)
+
+
 BATCHES = 4
 """Of a short run; the first is warm-up."""
+SIZES = ((2, 8), (8, 8), (8, 32), (4, 56), (2, 128), (8, 64))
+"""(groups, reply tokens) of the short runs that a trainer is fitted to."""
+UPDATES_ONLY = ((2, 8),)
+"""Of those that are made for weight updates and phase switches."""
 
 
-def short_runs(scenario: Scenario) -> list[tuple[str, Scenario]]:
-    """(name, scenario): the scenario's deployment, synchronous, one update a batch, with fixed lengths: batches of 2
-    and 8 groups times replies of 8, 64 and 256 tokens, as a request's context allows."""
+def short_runs(scenario: Scenario, sizes: Sequence[tuple[int, int]] = SIZES) -> list[tuple[str, Scenario]]:
+    """(name, scenario): the scenario's deployment, synchronous, one update a batch, with fixed lengths; those sizes
+    that a request's context and the KV pool allow."""
     engine = scenario.rollout.engine
     context = min(engine.context_length or 1 << 30, engine.max_total_num_tokens or 1 << 30)
     members = scenario.algorithm.n_samples_per_prompt
     runs = []
-    for groups in (2, 8):
-        for reply in (r for r in (8, 64, 256) if r + 16 < context):
-            workload = LengthsWorkload(
-                prompt=FixedLength(tokens=8),
-                reply=FixedLength(tokens=reply),
-                max_response_length=reply,
-                rewards=Rewards(latency=FixedTime(seconds=0.0)),
-            )
-            changes = {
-                "workload": workload,
-                "algorithm": scenario.algorithm.model_copy(
-                    update={"rollout_batch_size": groups, "num_steps_per_rollout": 1}
-                ),
-                "rollout": scenario.rollout.model_copy(update={"admission": SyncBarrier()}),
-                "run": scenario.run.model_copy(update={"num_rollout": BATCHES, "warmup_steps": 1, "journal": "full"}),
-                "real": scenario.real.model_copy(update={"eval_tasks": None, "save_interval": None}),
-            }
-            runs.append((f"{groups * members}x{reply}", scenario.model_copy(update=changes)))
+    for groups, reply in sizes:
+        if reply + 16 >= context:
+            continue
+        workload = LengthsWorkload(
+            prompt=FixedLength(tokens=8),
+            reply=FixedLength(tokens=reply),
+            max_response_length=reply,
+            rewards=Rewards(latency=FixedTime(seconds=0.0)),
+        )
+        changes = {
+            "workload": workload,
+            "algorithm": scenario.algorithm.model_copy(
+                update={"rollout_batch_size": groups, "num_steps_per_rollout": 1}
+            ),
+            "rollout": scenario.rollout.model_copy(update={"admission": SyncBarrier()}),
+            "run": scenario.run.model_copy(update={"num_rollout": BATCHES, "warmup_steps": 1, "journal": "full"}),
+            "real": scenario.real.model_copy(update={"eval_tasks": None, "save_interval": None}),
+        }
+        runs.append((f"{groups * members}x{reply}", scenario.model_copy(update=changes)))
     return runs

@@ -5,18 +5,19 @@ It refuses to know how things were measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 from msgspec import Struct
 
-from testbed.calibration.design import EnginePoint
-from testbed.calibration.fit import Points, fit, medians, value
+from testbed.calibration.design import OUTPUTS, ControlPoint, EnginePoint
+from testbed.calibration.fit import Points, fit, fitted, medians, value
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
     FORMAT,
     ArrivalFit,
+    ControlTimes,
     DecodeFit,
     FitRanges,
     PrefillFit,
@@ -31,7 +32,7 @@ from testbed.calibration.profile import (
 DECODE = ("base_s", "per_sequence_s", "per_context_token_s")
 PREFILL = ("base_s", "per_token_s", "per_pair_s", "per_request_s")
 ARRIVAL = ("base_s", "per_request_s")
-TRAINER = ("fixed_s", "per_trajectory_s", "per_token_s")
+TRAINER = ("fixed_s", "per_row_s", "per_token_s", "per_pair_s")
 FEWEST_STEPS = 3
 
 
@@ -46,27 +47,51 @@ class Series(Struct):
     points: Points
 
 
-def series_of(engine: Sequence[EnginePoint], phases: Sequence[Phases], one_batch_tokens: int) -> dict[str, Series]:
+def series_of(
+    engine: Sequence[EnginePoint],
+    phases: Sequence[Phases],
+    one_batch_tokens: int,
+    padded: bool = False,
+    seen_late: bool = False,
+) -> dict[str, Series]:
     """`decode`, `prefill`, `arrival` and `trainer`; what was measured several times is one point, its median.
-    `one_batch_tokens`: prompt tokens that one prefill batch takes; points above it took several."""
+    `one_batch_tokens`: prompt tokens that one prefill batch takes; points above it took several. `padded`: the engine's
+    attention is (`PrefillFit.padded`). `seen_late`: forward passes run in the scheduler's own thread, under overlap
+    scheduling: a batch is computed before the next one begins, and its result is looked at after the decode step that
+    follows, which is taken off. Otherwise batches of one experiment overlap, and only single ones are taken.
+
+    Raises `CalibrationError` as `make_profile`.
+    """
     held = [p for p in engine if p.held]
     stepped = [p for p in held if p.decode_steps >= FEWEST_STEPS]
     decode: Points = [((1.0, p.requests, p.context), p.decode_s / p.decode_steps) for p in stepped]
-    prefill: Points = [
-        ((1.0, p.new_tokens, p.pairs, p.requests), p.prefill_s)
-        for p in held
-        if p.prefill_s > 0 and p.new_tokens <= one_batch_tokens
-    ]
+    step = _decode_step(_medians(decode)) if seen_late else None
+    prefill: list[tuple[Sequence[float], float]] = []
+    for p in held:
+        for batch in p.batches if seen_late else p.batches[:1] if len(p.batches) == 1 else ():
+            last = batch is p.batches[-1]
+            seconds = batch.seconds - (step(p) if step is not None and last else 0.0)
+            if seconds > 0 and batch.new_tokens <= one_batch_tokens:
+                pairs = batch.padded_pairs if padded else batch.pairs
+                prefill.append(((1.0, batch.new_tokens, pairs, batch.requests), seconds))
     way = [(p, p.makespan_s - p.prefill_s - p.decode_s) for p in engine if not p.held]
     arrival: Points = [((1.0, float(p.requests)), seconds) for p, seconds in way if seconds > 0]
     trained = [p for run in phases for p in run.train[1:]]
-    trainer: Points = [((1.0, float(p.trajectories), float(p.tokens)), p.seconds) for p in trained]
+    trainer: Points = [
+        ((1.0, float(len(p.rows)), float(sum(p.rows)), float(sum(n * n for n in p.rows))), p.seconds) for p in trained
+    ]
     return {
         "decode": Series(DECODE, _medians(decode)),
         "prefill": Series(PREFILL, _medians(prefill)),
         "arrival": Series(ARRIVAL, _medians(arrival)),
         "trainer": Series(TRAINER, _medians(trainer)),
     }
+
+
+def _decode_step(points: Points) -> Callable[[EnginePoint], float]:
+    """Seconds of the first decode step of a point's batch."""
+    q = _fit("decode", Series(DECODE, points))
+    return lambda p: fitted(q, (1.0, p.requests, p.context - p.requests * (OUTPUTS - 1) / 2))
 
 
 def _medians(points: Points) -> Points:
@@ -78,18 +103,27 @@ def _medians(points: Points) -> Points:
 
 
 def make_profile(
-    series: dict[str, Series], engine: Sequence[EnginePoint], phases: Sequence[Phases], **facts: Any
+    series: dict[str, Series],
+    engine: Sequence[EnginePoint],
+    phases: Sequence[Phases],
+    controls: Sequence[ControlPoint] = (),
+    padded: bool = False,
+    **facts: Any,
 ) -> Profile:
-    """`facts`: machine, model, versions, server, max_total_num_tokens. Raises `CalibrationError` for an engine that was
-    not measured enough; what else was not is left out."""
-    quality = {name: _fit(name, s) for name, s in series.items() if name in ("decode", "prefill") or s.points}
+    """`facts`: machine, model, versions, server, max_total_num_tokens, start_s. Raises `CalibrationError` for an engine
+    that was not measured enough; what else was not is left out."""
+    quality = {
+        name: _fit(name, s)
+        for name, s in series.items()
+        if name in ("decode", "prefill") or len(s.points) >= len(s.names)
+    }
     held = [p for p in engine if p.held]
     d, p = quality["decode"], quality["prefill"]
     arrival, trainer = quality.get("arrival"), quality.get("trainer")
     return Profile(
         format=FORMAT,
         decode=DecodeFit(*(value(d, n) for n in DECODE)),
-        prefill=PrefillFit(*(value(p, n) for n in PREFILL)),
+        prefill=PrefillFit(**{n: value(p, n) for n in PREFILL}, padded=padded),
         ranges=FitRanges(
             batch=_range([x.requests for x in held]),
             context_per_sequence=_range([x.context / x.requests for x in held]),
@@ -103,6 +137,7 @@ def make_profile(
         ),
         updates=_updates(phases),
         switch=_switch(phases),
+        controls=_controls(controls),
         quality=quality,
         **facts,
     )
@@ -119,27 +154,54 @@ def _range(values: Sequence[float]) -> Range:
     return float(min(values)), float(max(values))
 
 
+PARTS = ("prepare_s", "pause_s", "copy_s", "requantize_s", "resume_s")
+SIZED = {"prepare_s": "prepare_per_byte_s", "copy_s": "copy_per_byte_s", "requantize_s": "requantize_per_byte_s"}
+"""Parts that move or look at all of a version's bytes."""
+
+
 def _updates(phases: Sequence[Phases]) -> dict[str, UpdateTimes]:
-    together: dict[str, dict[str, list[float]]] = {}
+    """By path: medians of the first model's publications, slopes over those of all models."""
+    points: dict[str, dict[str, dict[int, list[float]]]] = {}
     engines: dict[str, int] = {}
     for run in phases:
         for path, parts in run.updates.items():
             engines[path] = max(engines.get(path, 0), run.engines[path])
-            for part, seconds in parts.items():
-                together.setdefault(path, {}).setdefault(part, []).extend(seconds[1:] or seconds)
-    complete = {path: medians(parts) for path, parts in together.items()}
-    return {
-        path: UpdateTimes(
-            prepare_s=m["prepare_s"],
-            pause_s=m.get("pause_s", 0.0),
-            copy_s=m["copy_s"],
-            requantize_s=m.get("requantize_s", 0.0),
-            resume_s=m["resume_s"],
-            engines=engines[path],
-        )
-        for path, m in complete.items()
-        if {"prepare_s", "copy_s", "resume_s"} <= m.keys()
-    }
+            for part, taken in parts.items():
+                for size, seconds in taken[1:] or taken:
+                    points.setdefault(path, {}).setdefault(part, {}).setdefault(size, []).append(seconds)
+    found = {}
+    for path, by_part in points.items():
+        if not {"prepare_s", "copy_s", "resume_s"} <= by_part.keys():
+            continue
+        size = next(iter(by_part["copy_s"]))
+        times = {part: float(median(by_part[part][size])) if part in by_part else 0.0 for part in PARTS}
+        slopes = {name: _slope(by_part.get(part, {})) for part, name in SIZED.items()}
+        found[path] = UpdateTimes(**times, engines=engines[path], bytes=size, **slopes)
+    return found
+
+
+def _slope(by_size: dict[int, list[float]]) -> float:
+    """Seconds that another byte takes; 0 where one size was measured."""
+    if len(by_size) < 2:
+        return 0.0
+    points: Points = [((1.0, float(size)), median(seconds)) for size, seconds in by_size.items()]
+    return value(fit(("fixed_s", "per_byte_s"), points), "per_byte_s")
+
+
+def _controls(points: Sequence[ControlPoint]) -> dict[str, ControlTimes]:
+    found = {}
+    for mode in dict.fromkeys(p.mode for p in points):
+        idle = [p for p in points if p.mode == mode and not p.running]
+        busy = [p for p in points if p.mode == mode and p.running]
+        if idle and busy:
+            found[mode] = ControlTimes(
+                idle_s=median(p.pause_s for p in idle),
+                running_s=median(p.pause_s for p in busy),
+                running=busy[0].running,
+                flush_s=median(p.flush_s for p in idle),
+                resume_s=median(p.resume_s for p in (*idle, *busy)),
+            )
+    return found
 
 
 def _switch(phases: Sequence[Phases]) -> SwitchTimes | None:

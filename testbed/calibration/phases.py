@@ -30,6 +30,7 @@ from testbed.core.events import (
     WeightsCopied,
     WeightsPrepared,
 )
+from testbed.packing import rows_of
 
 _ANSWERS = {EnginePaused: "pause_s", WeightsCopied: "copy_s", EngineReady: "requantize_s", EngineResumed: "resume_s"}
 
@@ -37,21 +38,24 @@ _ANSWERS = {EnginePaused: "pause_s", WeightsCopied: "copy_s", EngineReady: "requ
 class TrainPoint(Struct, frozen=True):
     """One optimizer update."""
 
-    trajectories: int
-    tokens: int
-    """Prompt, output and observation tokens of its part of the batch."""
+    rows: tuple[int, ...]
+    """Prompt, output and observation tokens of each row of the rank with most of them."""
     seconds: float
 
 
 class Phases(Struct):
-    """`updates`: path -> part -> seconds; `switches`: phase -> seconds; `engines`: path -> participants."""
+    """`updates`: path -> part -> (bytes of the version, seconds); `switches`: phase -> seconds; `engines`: path ->
+    participants. `max_tokens_per_gpu` and `ranks`: of the trainer."""
 
+    max_tokens_per_gpu: int
+    ranks: int
     train: list[TrainPoint] = field(default_factory=list)
-    updates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    updates: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     switches: dict[str, list[float]] = field(default_factory=dict)
     engines: dict[str, int] = field(default_factory=dict)
     _asked: dict[tuple[str, int], float] = field(default_factory=dict)
     _path: str = ""
+    _bytes: int = 0
     _batch: Train | None = None
     _since: float = 0.0
 
@@ -61,6 +65,7 @@ class Phases(Struct):
         if isinstance(event, TrainStepFinished):
             self._trained(t, event)
         elif isinstance(event, WeightsPrepared):
+            self._bytes = event.bytes
             self._took("prepare_s", -1, t)
         elif isinstance(event, PoolSwitched):
             since = self._asked.pop((event.phase, event.pool), None)
@@ -89,7 +94,7 @@ class Phases(Struct):
     def _took(self, part: str, engine: int, t: float) -> None:
         since = self._asked.pop((part, engine), None)
         if since is not None:
-            self.updates.setdefault(self._path, {}).setdefault(part, []).append(t - since)
+            self.updates.setdefault(self._path, {}).setdefault(part, []).append((self._bytes, t - since))
 
     def _trained(self, t: float, e: TrainStepFinished) -> None:
         a = self._batch
@@ -98,6 +103,7 @@ class Phases(Struct):
         size, rest = divmod(len(a.experiences), a.updates)
         start = e.update * size + min(e.update, rest)
         part = a.experiences[start : start + size + (e.update < rest)]
-        tokens = sum(x.prompt_tokens + x.output_tokens + x.observation_tokens for x in part)
-        self.train.append(TrainPoint(len(part), tokens, t - self._since))
+        lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in part]
+        rows = max(rows_of(lengths, self.max_tokens_per_gpu, self.ranks), key=sum)
+        self.train.append(TrainPoint(tuple(rows), t - self._since))
         self._since = t

@@ -6,7 +6,7 @@ token. It refuses to know how the fit was made and what simulates with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrefillFit(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one prefill batch: base + per computed token + per pair + per request."""
+    """Seconds of one prefill batch: base + per computed token + per pair + per request. `padded`: pairs are
+    (cached + new)^2 of each request, as an engine computes them that pads queries to the length of the keys."""
 
     base_s: float
     per_token_s: float
     per_pair_s: float = 0.0
     per_request_s: float = 0.0
+    padded: bool = False
 
 
 class ArrivalFit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,18 +46,26 @@ class ArrivalFit(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerFit(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Seconds of one optimizer update: fixed + per trajectory + per token (prompt and output) of its part of the
-    batch."""
+    """Seconds of one optimizer update: fixed + per row (micro-batch of packed sequences) + per token (prompt and
+    output) + per pair, of the rank that takes longest. A row's pairs are the square of its tokens: its mask is as wide
+    as the row."""
 
     fixed_s: float
-    per_trajectory_s: float = 0.0
+    per_row_s: float = 0.0
     per_token_s: float = 0.0
+    per_pair_s: float = 0.0
     tokens: Range = (0, inf)
     """Of one update, that the measurements covered."""
 
+    def seconds(self, rows: Sequence[int]) -> float:
+        """Of an update of rows with so many tokens each."""
+        pairs = sum(n * n for n in rows)
+        return self.fixed_s + self.per_row_s * len(rows) + self.per_token_s * sum(rows) + self.per_pair_s * pairs
 
-class UpdateTimes(Struct, frozen=True, forbid_unknown_fields=True):
-    """Median seconds of one publication's parts by one path, of the model that was measured."""
+
+class UpdateTimes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Median seconds of one publication's parts by one path, of `bytes`; and what another byte adds where models of
+    several sizes were measured."""
 
     prepare_s: float
     pause_s: float
@@ -66,6 +76,21 @@ class UpdateTimes(Struct, frozen=True, forbid_unknown_fields=True):
     resume_s: float
     engines: int = 1
     """Participants of the publications that were measured."""
+    bytes: int = 0
+    prepare_per_byte_s: float = 0.0
+    copy_per_byte_s: float = 0.0
+    requantize_per_byte_s: float = 0.0
+
+
+class ControlTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Median seconds of one pause mode's control calls: an idle engine paused, one paused while `running` requests
+    generate, the cache flushed while it is paused idle, and the engine resumed."""
+
+    idle_s: float
+    running_s: float
+    running: int
+    flush_s: float
+    resume_s: float
 
 
 class SwitchTimes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +147,10 @@ class Profile(Struct, frozen=True):
     updates: dict[str, UpdateTimes] = {}
     """By path."""
     switch: SwitchTimes | None = None
+    controls: dict[str, ControlTimes] = {}
+    """By mode of pausing."""
+    start_s: float | None = None
+    """From nothing to engines, trainer and environment that are ready, once."""
     quality: dict[str, Quality] = {}
     """Of `decode`, `prefill`, `arrival` and `trainer`."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.app import Json, Out, Overrides, VariantName, WithReport, app, command_of
+from testbed.cli.app import Json, Out, Overrides, WithReport, app, command_of
 from testbed.console import bar, complain, err, notes, say
 
 PROFILE = "profile.json"
@@ -21,90 +22,115 @@ POINTS = "points.json"
 @app.command(short_help="Fit the simulator's coefficients to this machine's engines and trainer.")
 def calibrate(
     ctx: typer.Context,
-    scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study with --variant.")],
+    scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study of several deployments.")],
     repeats: Annotated[int, typer.Option(metavar="N", help="Times that every experiment is made.", min=1)] = 3,
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
-    variant: VariantName = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this variant of a study (default: all of them).")
+    ] = None,
     report_: WithReport = True,
 ) -> None:
     """Bring up the scenario's engines and trainer, drive them through a designed experiment, and store a profile.
 
-    Measured: prefill tokens x cached tokens, decode batch x context, requests at once, and short runs for train step x
-    tokens, weight updates by the scenario's path and phase switches. A scenario uses the profile with
-    `simulation.engine_costs: {type: calibrated, profile: FILE}` and `training.cost: {type: calibrated, profile: FILE}`.
+    Measured: prefill tokens x cached tokens, decode batch x context, requests at once, pausing, flushing and resuming,
+    and short runs for train step x tokens, weight updates by the scenario's path and phase switches. Of a study, the
+    first variant's engine and trainer are measured; the others add weight updates (other paths, models of other sizes)
+    and phase switches. A scenario uses the profile with `simulation.engine_costs: {type: calibrated, profile: FILE}`
+    and `training.cost: {type: calibrated, profile: FILE}`; `testbed validate --profile FILE` sets both.
     """
     from testbed.calibration.make import make_profile, series_of
-    from testbed.calibration.phases import Phases
     from testbed.calibration.profile import write_profile
     from testbed.cli.real import ready_for_real
     from testbed.commands import folders
-    from testbed.commands.chosen import one
+    from testbed.commands.chosen import every
     from testbed.commands.errors import Interrupted, RunFailed
-    from testbed.journal import read_journal
     from testbed.machine import busy, machine
     from testbed.recording import versions_of
 
-    chosen = one(scenario, set_ or (), variant, simulated=False)
-    config = chosen.scenario
-    ready_for_real(config)
-    folder = folders.fresh(out_ or Path("runs") / f"{folders.slug(chosen.name)}-calibration", PROFILE)
+    chosen = every(scenario, set_ or (), variant, simulated=False)
+    first = chosen[0]
+    ready_for_real(first.scenario)
+    folder = folders.fresh(out_ or Path("runs") / f"{folders.slug(first.name)}-calibration", PROFILE)
     folders.target("--json", json_)
     folder.mkdir(parents=True, exist_ok=True)
     notes(filter(None, [busy()]))
     try:
-        measured = _measured(config, chosen.base_dir, folder, repeats)
+        measured = _measured(chosen, folder, repeats)
     except KeyboardInterrupt:
-        raise Interrupted(f"{chosen.name}: interrupted, nothing is calibrated") from None
-    runs = []
-    for journal in measured.runs:
-        phases = Phases()
-        for record in read_journal(journal)[1]:
-            phases.observe(record.event, record.actions)
-        runs.append(phases)
-    engine = config.rollout.engine
+        raise Interrupted(f"{first.name}: interrupted, nothing is calibrated") from None
+    own, *others = ([_phases(journal) for journal in m.runs] for m in measured)
+    engine = first.scenario.rollout.engine
     one_batch = engine.max_prefill_tokens
     if engine.chunked_prefill_size > 0:
         one_batch = min(one_batch, engine.chunked_prefill_size)
-    series = series_of(measured.engine, runs, one_batch)
+    padded = measured[0].padded
+    series = series_of(measured[0].engine, own, one_batch, padded, measured[0].seen_late)
     profile = make_profile(
         series,
-        measured.engine,
-        runs,
+        measured[0].engine,
+        [phases for runs in (own, *others) for phases in runs],
+        measured[0].controls,
+        padded,
         machine=machine(),
-        model=getattr(config.model, "name", "") or getattr(config.model, "path", ""),
+        model=_model(first.scenario),
         versions={k: v for k, v in versions_of(MEASURED).items() if k in MEASURED},
-        server=measured.server,
-        max_total_num_tokens=measured.max_total_num_tokens,
+        server=measured[0].server,
+        max_total_num_tokens=measured[0].max_total_num_tokens,
+        start_s=measured[0].start_s,
     )
     write_profile(folder / PROFILE, profile)
-    folders.write_json(folder / POINTS, _points(measured.engine, series))
+    folders.write_json(folder / POINTS, _points(measured[0], series))
     folders.write_json(json_, _figures(profile) | {"folder": str(folder)})
     _show(profile)
     if report_:
         from reports.calibration import write_calibration
 
-        say(f"report   {write_calibration(profile, series, chosen.name, command_of(ctx), folder / 'report')['index']}")
+        say(f"report   {write_calibration(profile, series, first.name, command_of(ctx), folder / 'report')['index']}")
     say(f"profile  {folder / PROFILE}")
     if not profile.updates:
         raise RunFailed("no weight update was measured: the short runs published nothing")
 
 
-def _measured(config: Any, base_dir: Path, folder: Path, repeats: int) -> Any:
+def _model(scenario: Any) -> str:
+    return getattr(scenario.model, "name", "") or getattr(scenario.model, "path", "")
+
+
+def _phases(journal: Path) -> Any:
+    from testbed.calibration.phases import Phases
+    from testbed.commands.recorded import scenario_of
+    from testbed.journal import read_journal
+    from testbed.scenario.layout import layout_of
+
+    header, records = read_journal(journal)
+    scenario = scenario_of(journal, header)
+    phases = Phases(scenario.training.max_tokens_per_gpu, layout_of(scenario).train_gpus)
+    for record in records:
+        phases.observe(record.event, record.actions)
+    return phases
+
+
+def _measured(chosen: Sequence[Any], folder: Path, repeats: int) -> list[Any]:
+    """What every deployment gave, in order."""
     from real.calibrate import calibrate as carry_out
-    from testbed.calibration.design import design, short_runs
+    from testbed.calibration.design import UPDATES_ONLY, controls, design, short_runs
+    from testbed.commands import folders
     from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 
-    engine = config.rollout.engine
+    first = chosen[0]
+    config, engine = first.scenario, first.scenario.rollout.engine
     slots = engine.max_total_num_tokens or kv_pool_tokens(
-        config, model_spec(config.model, base_dir), gpu_spec(config.cluster.gpu)
+        config, model_spec(config.model, first.base_dir), gpu_spec(config.cluster.gpu)
     )
     context = min(engine.context_length or slots, slots)
     experiments = list(design(engine.max_running_requests, slots, context, repeats))
-    runs = short_runs(config)
+    pauses = list(controls(engine.max_running_requests, slots, context, repeats))
+    plans = [(experiments, pauses, short_runs(config))]
+    plans += [([], [], short_runs(c.scenario, UPDATES_ONLY)) for c in chosen[1:]]
+    places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()
-    line = progress.add_task("calibrate", total=len(experiments) + len(runs), detail="starting")
+    line = progress.add_task("calibrate", total=sum(len(part) for plan in plans for part in plan), detail="starting")
 
     def stage(what: str) -> None:
         progress.update(line, detail=what)
@@ -114,14 +140,18 @@ def _measured(config: Any, base_dir: Path, folder: Path, repeats: int) -> Any:
     def done(what: str) -> None:
         progress.update(line, advance=1, detail=what)
 
+    measured = []
     with progress:
-        return asyncio.run(carry_out(config, base_dir, folder, experiments, runs, stage, done))
+        for c, plan, place in zip(chosen, plans, places, strict=True):
+            measured.append(asyncio.run(carry_out(c.scenario, c.base_dir, place, *plan, stage, done)))
+    return measured
 
 
-def _points(engine: Any, series: Any) -> dict[str, Any]:
+def _points(measured: Any, series: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
-    return {"engine": to_builtins(engine), "series": to_builtins(series)}
+    parts = {"engine": measured.engine, "controls": measured.controls, "series": series}
+    return {name: to_builtins(part) for name, part in parts.items()}
 
 
 def _figures(profile: Any) -> dict[str, Any]:
@@ -155,6 +185,13 @@ def _show(profile: Any) -> None:
     for path, u in profile.updates.items():
         parts = "prepare", "pause", "copy", "requantize", "resume"
         said = ", ".join(f"{part} {1000 * getattr(u, part + '_s'):.0f} ms" for part in parts)
-        say(f"weight update by {path}, {u.engines} engine{'s' * (u.engines > 1)}: {said}")
+        more = f"; copy {1e9 * u.copy_per_byte_s:.2f} ms each further MB" if u.copy_per_byte_s else ""
+        say(f"weight update by {path}, {u.engines} engine{'s' * (u.engines > 1)}, {u.bytes / 1e6:.1f} MB: {said}{more}")
+    for mode, c in profile.controls.items():
+        busy = f"{1000 * c.running_s:.0f} ms with {c.running} running"
+        after = f"flush {1000 * c.flush_s:.0f} ms, resume {1000 * c.resume_s:.0f} ms"
+        say(f"pause {mode}: {1000 * c.idle_s:.0f} ms idle, {busy}; {after}")
+    if profile.start_s is not None:
+        say(f"start    {profile.start_s:.0f} s from nothing to a deployment that is ready")
     if profile.switch is not None:
         say(f"phase switch: to train {profile.switch.train_s:.3f} s, to generate {profile.switch.generate_s:.3f} s")

@@ -52,6 +52,16 @@ def one(path: Path, overrides: Sequence[str], variant: str | None, *, simulated:
     return Chosen(wanted.scenario, study.base_dir, f"{study.name}-{wanted.name}", study.question)
 
 
+def every(path: Path, overrides: Sequence[str], variant: str | None, *, simulated: bool = True) -> list[Chosen]:
+    """The scenario of a scenario file, or all variants of a study (or the one that is named). Prints remarks."""
+    if not is_study(path):
+        return [one(path, overrides, variant, simulated=simulated)]
+    study = load_study(path, overrides, simulated=simulated)
+    wanted = study.variants if variant is None else named([variant], study.variants, "--variant")
+    notes([f"{v.name}: {remark}" for v in wanted for remark in v.remarks])
+    return [Chosen(v.scenario, study.base_dir, f"{study.name}-{v.name}", study.question) for v in wanted]
+
+
 def named(names: Sequence[str], variants: Sequence[Variant], option: str) -> list[Variant]:
     """The variants of these names, in the order of the study. Raises `UserError` at a name that is none."""
     known = [v.name for v in variants]

@@ -65,6 +65,9 @@ class Simulation(Section):
     what it holds ready in host memory."""
     mode: Literal["skip", "iterate"] = "skip"
     """`skip` jumps to the next change of an engine's batch; `iterate` is the reference that takes every step."""
+    forced_lengths: bool = False
+    """Replies end because the request asks for so many tokens, as in a real run of a workload without an environment,
+    instead of by a stop token: the engine knows their length, and does not compute the KV of the last one."""
     max_simulated_s: PositiveFloat = 1e9
     watchdog_s: PositiveFloat = 86_400.0
     """A run in which work is queued and nothing finishes for this long (simulated) is ended with a message."""

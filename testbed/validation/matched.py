@@ -36,6 +36,11 @@ class Matched(Struct):
     latency_error_p50: float
     """Quantiles over pairs of the same without its sign."""
     latency_error_p95: float
+    queue_s: float = 0.0
+    """Mean over pairs of simulated - real: seconds on the way and queued, then in prefill, then in decode. Their sum is
+    the mean difference of latencies."""
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 def pairs(real: Observed, simulated: Observed) -> list[Pair]:
@@ -44,6 +49,14 @@ def pairs(real: Observed, simulated: Observed) -> list[Pair]:
     place = {t: i for i, t in enumerate(_with_turns(real))}
     start, end = real.window
     return [(turn, known[key]) for key, turn in _keyed(real, place) if key in known and start < turn.finished_t <= end]
+
+
+def repeated(one: Observed, other: Observed) -> list[Pair]:
+    """The same of two real runs of one scenario: (one's turn, the other's)."""
+    known = dict(_keyed(other, {t: i for i, t in enumerate(other.tasks)}))
+    start, end = one.window
+    own = _keyed(one, {t: i for i, t in enumerate(one.tasks)})
+    return [(turn, known[key]) for key, turn in own if key in known and start < turn.finished_t <= end]
 
 
 def _with_turns(run: Observed) -> list[int]:
@@ -79,6 +92,9 @@ def matched(turns: int, found: list[Pair]) -> Matched:
         latency_error_median=median(errors),
         latency_error_p50=quantile(sizes, 0.5),
         latency_error_p95=quantile(sizes, 0.95),
+        queue_s=sum(s.queue_s - r.queue_s for r, s in found) / n,
+        prefill_s=sum(s.prefill_s - r.prefill_s for r, s in found) / n,
+        decode_s=sum(s.decode_s - r.decode_s for r, s in found) / n,
     )
 
 

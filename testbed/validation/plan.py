@@ -34,19 +34,27 @@ ONLY_SIMULATED = (
 against it."""
 
 
-def full(scenario: Scenario, real: Scenario, batches: int) -> Scenario:
+def full(scenario: Scenario, real: Scenario, batches: int, forced_lengths: bool = False) -> Scenario:
     """The scenario as it is simulated by itself: the seed, warm-up and length of the real run, everything else as
-    written."""
+    written. `forced_lengths`: of the real run (`forces_lengths`)."""
     changes = {
         "seed": real.run.seed,
         "warmup_steps": real.run.warmup_steps,
         "num_rollout": batches,
         "journal": "full",
     }
-    return scenario.model_copy(update={"run": scenario.run.model_copy(update=changes)})
+    simulation = scenario.simulation.model_copy(update={"forced_lengths": forced_lengths})
+    return scenario.model_copy(update={"run": scenario.run.model_copy(update=changes), "simulation": simulation})
 
 
-def timing(scenario: Scenario, real: Scenario, batches: int, journal: Path) -> Scenario:
+def forces_lengths(real: Scenario, backend: str) -> bool:
+    """Whether replies of that run end by a token count: without an environment, actual engines are asked for it."""
+    if backend == "real":
+        return getattr(real.workload, "environment", None) is None
+    return real.simulation.forced_lengths
+
+
+def timing(scenario: Scenario, real: Scenario, batches: int, journal: Path, forced_lengths: bool = False) -> Scenario:
     """As `full`, with prompts, lengths, tool times, rewards and open arrivals of the real run.
 
     Recorded tool and verifier times hold the wait for a slot: nothing waits for one again.
@@ -59,7 +67,7 @@ def timing(scenario: Scenario, real: Scenario, batches: int, journal: Path) -> S
         rewards=w.rewards.model_copy(update={"servers": 0}),
         tools=w.tools.model_copy(update={"slots": 0, "environments": 0}),
     )
-    return full(scenario, real, batches).model_copy(update={"workload": workload})
+    return full(scenario, real, batches, forced_lengths).model_copy(update={"workload": workload})
 
 
 def first_difference(scenario: Scenario, real: Scenario) -> str:

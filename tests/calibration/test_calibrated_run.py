@@ -13,6 +13,7 @@ from sim.driver import SimulatedBackend
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
     ArrivalFit,
+    ControlTimes,
     DecodeFit,
     PrefillFit,
     Profile,
@@ -58,7 +59,7 @@ def run(folder: Path, **changes: Any) -> list[tuple[said.Event, list[do.Action]]
 
 
 def phases(records: list[tuple[said.Event, list[do.Action]]]) -> Phases:
-    found = Phases()
+    found = Phases(16384, 2)
     for event, actions in records:
         found.observe(event, actions)
     return found
@@ -69,15 +70,14 @@ def test_a_profile_is_read_back_as_it_was_written(folder: Path) -> None:
 
 
 def test_updates_and_training_take_what_the_profile_says(folder: Path) -> None:
-    """4 trajectories of 100 + 50 tokens: 1 + 4 x 0.125 + 600 x 0.0005 s."""
+    """4 trajectories of 100 + 50 tokens on two ranks, a row each: 1 + 0.125 + 300 x 0.0005 s."""
     found = phases(run(folder))
     parts = found.updates["broadcast"]
-    assert parts["prepare_s"] == pytest.approx([0.5] * len(parts["prepare_s"]))
-    assert parts["pause_s"] == pytest.approx([0.03] * len(parts["pause_s"]))
-    assert parts["copy_s"] == pytest.approx([0.25] * len(parts["copy_s"]))
-    assert parts["resume_s"] == pytest.approx([0.0625] * len(parts["resume_s"]))
-    assert [(p.trajectories, p.tokens) for p in found.train] == [(4, 600)] * 3
-    assert [p.seconds for p in found.train] == pytest.approx([1.8] * 3)
+    for part, expected in (("prepare_s", 0.5), ("pause_s", 0.03), ("copy_s", 0.25), ("resume_s", 0.0625)):
+        seconds = [s for _, s in parts[part]]
+        assert seconds and seconds == pytest.approx([expected] * len(seconds))
+    assert [p.rows for p in found.train] == [(300,)] * 3
+    assert [p.seconds for p in found.train] == pytest.approx([1.275] * 3)
 
 
 def test_a_shared_pool_switches_as_the_profile_says(folder: Path) -> None:
@@ -138,3 +138,46 @@ def test_a_profile_without_a_trainer_is_refused(folder: Path) -> None:
 def test_differences_of_version_and_machine_are_named() -> None:
     assert other(PROFILE, {"sglang": "0.5.23", "torch": "2"}) == []
     assert other(PROFILE, {"sglang": "0.6"}, {"cpu": "two"}) == ["sglang 0.5.23, here 0.6", "cpu one, here two"]
+
+
+def test_a_version_of_another_size_takes_longer_by_its_bytes(folder: Path) -> None:
+    """Qwen3-8B in BF16 against a profile of 10 GB: what is beyond takes 1 ns a byte; a rule's own pause is taken."""
+    sized = msgspec.structs.replace(UPDATE, bytes=10**10, copy_per_byte_s=1e-9)
+    pauses = {"retract": ControlTimes(0.5, 0.5, 8, 0.0, 0.0)}
+    write_profile(folder / "p.json", msgspec.structs.replace(PROFILE, updates={"broadcast": sized}, controls=pauses))
+    parts = phases(run(folder)).updates["broadcast"]
+    size = parts["copy_s"][0][0]
+    assert 15e9 < size < 17e9  # 8.2 billion parameters of 2 bytes
+    assert [s for _, s in parts["copy_s"]] == pytest.approx([0.25 + (size - 10**10) * 1e-9] * len(parts["copy_s"]))
+    assert [s for _, s in parts["pause_s"]] == pytest.approx([0.5] * len(parts["pause_s"]))
+
+
+def test_a_padded_attention_computes_the_square_of_the_whole_context(folder: Path) -> None:
+    """Prompts of 100 tokens, 1 us a pair, nothing else: 2 requests of 100 x 100 pairs, or 100 x 50 without padding."""
+    took = {}
+    for padded in (False, True):
+        profile = msgspec.structs.replace(
+            PROFILE, prefill=PrefillFit(0.0, 0.0, 1e-6, padded=padded), arrival=None, decode=DecodeFit(1e-9)
+        )
+        write_profile(folder / "p.json", profile)
+        turns = [e for e, _ in run(folder) if isinstance(e, said.TurnFinished)][:4]
+        took[padded] = {round(e.first_token_t - e.started_t, 4) for e in turns}
+    assert took == {False: {0.01}, True: {0.02}}
+
+
+def test_forced_lengths_leave_the_last_tokens_kv_uncomputed(folder: Path) -> None:
+    """SGLang, overlap on: the turn after 100 + 50 tokens and 10 of a tool finds 149 cached if the request asked for 50
+    tokens, and 150 if a stop token ended it (it is seen one step late, and that step has computed its KV)."""
+    cached = {}
+    for forced in (False, True):
+        records = run(
+            folder,
+            simulation__forced_lengths=forced,
+            workload__turns={"type": "fixed", "tokens": 2},
+            workload__observation={"type": "fixed", "tokens": 10},
+            rollout__routing={"type": "session_affinity"},
+        )
+        turns = [e for e, _ in records if isinstance(e, said.TurnFinished)]
+        cached[forced] = {e.cached_tokens for e in turns if e.turn == 1}
+        assert {e.finish_reason for e in turns} == {"tool_calls", "stop"}
+    assert cached == {False: {150}, True: {149}}

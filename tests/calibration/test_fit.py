@@ -7,9 +7,21 @@ import random
 import pytest
 from msgspec import structs
 
-from testbed.calibration.design import EnginePoint, design
+from testbed.calibration.design import (
+    OUTPUTS,
+    ControlPoint,
+    EnginePoint,
+    PrefillBatch,
+    controls,
+    design,
+    short_runs,
+)
 from testbed.calibration.fit import fit, fitted, value
 from testbed.calibration.make import CalibrationError, make_profile, series_of
+from testbed.calibration.phases import Phases, TrainPoint
+from testbed.calibration.profile import ControlTimes
+from testbed.packing import rows_of
+from tests.support.scenarios import scenario
 
 
 def seconds(batch: int, context: int, noise: float = 0.0) -> float:
@@ -68,14 +80,22 @@ def engine_points() -> list[EnginePoint]:
     for b, s in GRID:
         new = 20 * b
         prefill = 5e-3 + 1e-5 * new + 1e-4 * b
-        points.append(EnginePoint(b, new, 0.0, prefill, 10, 10 * seconds(b, s), s, 1.0, True))
-        points.append(EnginePoint(b, new, 0.0, prefill, 0, 0.0, s, prefill + 1e-3 + 2e-4 * b, False))
+        batch = PrefillBatch(b, new, 0.0, 0.0, prefill)
+        points.append(EnginePoint(b, (batch,), prefill, 10, 10 * seconds(b, s), s, 1.0, True))
+        points.append(EnginePoint(b, (), prefill, 0, 0.0, s, prefill + 1e-3 + 2e-4 * b, False))
     return points
+
+
+def slower(p: EnginePoint, prefill_s: float, decode_s: float = 0.0) -> EnginePoint:
+    """By so many seconds of the last prefill batch, and of all decode steps."""
+    *others, last = p.batches or (PrefillBatch(0, 0, 0.0, 0.0, 0.0),)
+    batches = (*others, structs.replace(last, seconds=last.seconds + prefill_s)) if p.batches else ()
+    return structs.replace(p, batches=batches, prefill_s=p.prefill_s + prefill_s, decode_s=p.decode_s + decode_s)
 
 
 def test_a_pause_in_one_of_three_measurements_does_not_count() -> None:
     points = engine_points()
-    paused = [structs.replace(p, prefill_s=10 * p.prefill_s, decode_s=10 * p.decode_s) for p in points]
+    paused = [slower(p, 9 * p.prefill_s, 9 * p.decode_s) for p in points]
     alone, disturbed = (series_of(p, [], 8192) for p in (points, [*points, *paused, *points]))
     for name in ("decode", "prefill"):
         assert disturbed[name].points == alone[name].points
@@ -92,3 +112,99 @@ def test_a_profile_says_coefficients_ranges_and_what_it_is_of() -> None:
     assert p.ranges.batch == (1, 32) and p.ranges.context_per_sequence == (16, 1000)
     assert p.ranges.new_tokens == (20, 160)  # 16 x 20 > 200: more than one prefill batch
     assert p.trainer is None and p.updates == {}
+
+
+def test_a_prefill_that_is_seen_late_is_counted_without_the_decode_step_behind_it() -> None:
+    """The same engine, whose counters add the first decode step of the batch to each prefill."""
+    points = engine_points()
+    late = []
+    for p in points:
+        first = p.context - p.requests * (OUTPUTS - 1) / 2  # contexts have grown by half the outputs in the mean
+        late.append(slower(p, seconds(p.requests, first)) if p.held else p)
+    alone, corrected = series_of(points, [], 8192), series_of(late, [], 8192, seen_late=True)
+    for (terms, there), (same_terms, here) in zip(alone["prefill"].points, corrected["prefill"].points, strict=True):
+        assert terms == same_terms and here == pytest.approx(there, rel=1e-6)
+
+
+def test_attention_is_fitted_to_the_pairs_that_the_engine_computes() -> None:
+    """5 ms + 20 ns for every pair of the padded square: other pairs do not explain it, these do exactly."""
+    points = []
+    for b in (1, 4, 8):
+        for n, c in ((1, 31), (1, 511), (64, 0), (512, 0), (256, 256)):
+            square = b * (c + n) ** 2.0
+            batch = PrefillBatch(b, b * n, b * n * (c + n / 2), square, 5e-3 + 2e-8 * square)
+            points.append(EnginePoint(b, (batch,), batch.seconds, 10, 0.1, 99.0, 1.0, True))
+    for padded, exact in ((True, True), (False, False)):
+        p = make_profile(series_of(points, [], 8192, padded), points, [], padded=padded)
+        assert p.prefill.padded is padded
+        assert (p.quality["prefill"].residual_max < 1e-6) is exact
+    assert make_profile(series_of(points, [], 8192, True), points, [], padded=True).prefill.per_pair_s == pytest.approx(
+        2e-8
+    )
+
+
+def updates(size: int, copy_s: float) -> Phases:
+    taken = {"prepare_s": [(size, 0.01)] * 3, "copy_s": [(size, copy_s)] * 3, "resume_s": [(size, 0.002)] * 3}
+    return Phases(1024, 1, updates={"broadcast": taken}, engines={"broadcast": 1})
+
+
+def test_weight_updates_of_two_sizes_say_what_a_byte_takes() -> None:
+    """20 ms + 1 ns a byte: 30 ms for 10 MB, 50 ms for 30 MB. The first model's medians stand, whatever comes after."""
+    points = engine_points()
+    series = series_of(points, [], 8192)
+    two = make_profile(series, points, [updates(10_000_000, 0.03), updates(30_000_000, 0.05)]).updates["broadcast"]
+    assert (two.bytes, two.copy_s) == (10_000_000, 0.03)
+    assert two.copy_per_byte_s == pytest.approx(1e-9) and two.prepare_per_byte_s == pytest.approx(0.0, abs=1e-15)
+    one = make_profile(series, points, [updates(10_000_000, 0.03)]).updates["broadcast"]
+    assert one.copy_per_byte_s == 0.0
+
+
+def test_pauses_are_medians_of_idle_and_busy_engines() -> None:
+    points = engine_points()
+    measured = [ControlPoint("retract", n, t, 0.5 * (not n), 0.25) for n, t in ((0, 1.0), (8, 3.0), (0, 2.0), (8, 5.0))]
+    profile = make_profile(series_of(points, [], 8192), points, [], measured)
+    assert profile.controls == {"retract": ControlTimes(1.5, 4.0, 8, 0.5, 0.25)}
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "context"), [(8, 8192, 512), (16, 320, 512), (4, 100_000, 64), (8, 8, 8)]
+)
+def test_the_controls_keep_within_what_the_engine_holds(requests: int, tokens: int, context: int) -> None:
+    made = list(controls(requests, tokens, context, 1))
+    assert {c.mode for c in made} == {"abort", "retract", "in_place"}
+    assert {c.running for c in made} == {0, requests}
+    assert all(c.outputs + 8 < context or c.outputs <= 1 for c in made)
+
+
+def test_short_runs_fit_into_a_requests_context() -> None:
+    config = scenario(rollout__engine={"context_length": 100, "max_total_num_tokens": 4096})
+    lengths = {s.workload.max_response_length for _, s in short_runs(config)}
+    assert lengths == {8, 32, 56, 64}  # not 128
+
+
+def test_a_trainer_is_fitted_to_the_rows_it_packs() -> None:
+    """0.05 s + 0.1 s a row + 0.2 ms a token, of batches packed into rows of 1,024: 8 x 16 tokens are one row, 8 x 136
+    two (seven fit), 32 x 72 three (14 fit)."""
+    sizes = (8 * [16], 8 * [136], 32 * [16], 32 * [72], 16 * [64], 32 * [40])
+    rows = [rows_of(lengths, 1024)[0] for lengths in sizes]
+    assert [len(r) for r in rows] == [1, 2, 1, 3, 1, 2]
+    points = [TrainPoint((1,), 9.9), *(TrainPoint(tuple(r), 0.05 + 0.1 * len(r) + 2e-4 * sum(r)) for r in rows)]
+    engine = engine_points()
+    runs = [Phases(1024, 1, train=points)]  # the first update of a run is left out
+    fit = make_profile(series_of(engine, runs, 8192), engine, runs).trainer
+    assert fit is not None
+    assert (fit.fixed_s, fit.per_row_s, fit.per_token_s, fit.per_pair_s) == pytest.approx(
+        (0.05, 0.1, 2e-4, 0), abs=1e-7
+    )
+    assert fit.seconds((1000, 24)) == pytest.approx(0.05 + 0.2 + 2e-4 * 1024, rel=1e-3)
+
+
+def test_batches_of_one_experiment_count_each_where_the_forward_is_in_step() -> None:
+    """A request alone, then seven together: two points on a CPU engine; on a GPU the launches overlap, and none."""
+    one, rest = PrefillBatch(1, 32, 0.0, 0.0, 0.02), PrefillBatch(7, 224, 0.0, 0.0, 0.09)
+    step = EnginePoint(8, (), 0.0, 10, 0.4, 8 * (32 + 1 + (OUTPUTS - 1) / 2), 1.0, True)
+    split = structs.replace(step, batches=(one, rest), prefill_s=0.11)
+    in_step = series_of([step, split, *engine_points()], [], 8192, seen_late=True)["prefill"].points
+    mine = {terms[3]: s for terms, s in in_step if terms[1] in (32, 224)}
+    assert mine[1] == pytest.approx(0.02) and 0 < mine[7] < 0.09
+    assert not [1 for terms, _ in series_of([step, split], [], 8192)["prefill"].points if terms[1] in (32, 224)]

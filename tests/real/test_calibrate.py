@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from real.calibrate import measure
+from real.calibrate import _batches, measure, measure_controls
 from real.engines.answers import Generated
-from testbed.calibration.design import OUTPUTS, Experiment
+from testbed.calibration.design import OUTPUTS, Experiment, controls
 
 STEP_S, PREFILL_S = 0.01, 0.5
 
@@ -43,6 +43,9 @@ class Engine:
         self.moments[2] += (OUTPUTS - 2) * STEP_S * 1e6
         self.resumed.set()
 
+    async def abort_all(self) -> None:
+        self.calls.append("abort_all")
+
     async def get(self, path: str) -> Any:
         assert path == "/v1/loads?include=core"
         moments = list(self.moments) if self.moments[0] else None
@@ -67,8 +70,10 @@ def test_each_experiment_is_one_batch_and_says_what_the_engine_counted() -> None
 
     engine, points = asyncio.run(go())
     cold, warm, burst = points
-    assert (cold.new_tokens, cold.pairs) == (64, 2 * 32 * 16)
-    assert (warm.new_tokens, warm.pairs) == (2, 2 * (31 + 0.5))
+    for p, new, pairs in ((cold, 64, 2 * 32 * 16), (warm, 2, 2 * (31 + 0.5))):
+        [batch] = p.batches
+        assert (batch.requests, batch.new_tokens, batch.pairs, batch.padded_pairs) == (2, new, pairs, 2 * 32**2)
+        assert batch.seconds == pytest.approx(PREFILL_S)
     for p in (cold, warm):
         assert p.prefill_s == pytest.approx(PREFILL_S)
         assert p.decode_s / p.decode_steps == pytest.approx(STEP_S)
@@ -79,3 +84,28 @@ def test_each_experiment_is_one_batch_and_says_what_the_engine_counted() -> None
         *("pause in_place", *[f"generate 32 {OUTPUTS}"] * 2, "resume"),  # the same prompts: in the cache
         *("flush", *["generate 8 1"] * 4, "flush"),
     ]
+
+
+def answer(started_t: float, cached: int = 0) -> Generated:
+    return Generated([1], [], (), cached, 32, "length", None, started_t, None, 0)
+
+
+def test_requests_that_a_resumed_engine_takes_one_by_one_are_batches_of_their_own() -> None:
+    """The first begins at 5 s, three more 20 ms later; all results are looked at 100 ms after the first began."""
+    answers = [answer(5.0202), answer(5.0), answer(5.0201, 31), answer(5.02)]
+    first, rest = _batches(32, answers, 0.1)
+    assert (first.requests, first.new_tokens, first.seconds) == (1, 32, pytest.approx(0.02))
+    assert (rest.requests, rest.new_tokens, rest.seconds) == (3, 65, pytest.approx(0.08))
+    assert rest.pairs == 2 * 32 * 16 + 31.5
+
+
+def test_controls_pause_in_every_mode_and_flush_an_idle_engine() -> None:
+    async def go() -> tuple[Engine, Any]:
+        engine = Engine()
+        return engine, await measure_controls(engine, controls(2, 100, 64, 1), 100, lambda c: None)  # type: ignore[arg-type]
+
+    engine, points = asyncio.run(go())
+    assert [(p.mode, p.running) for p in points] == [(m, n) for m in ("abort", "retract", "in_place") for n in (0, 2)]
+    assert engine.calls[:4] == ["pause abort", "flush", "resume", "abort_all"]
+    assert engine.calls[4:9] == ["generate 8 32", "generate 8 32", "pause abort", "resume", "abort_all"]
+    assert all((p.flush_s == 0.0) is (p.running > 0) for p in points)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from reports.calibration import write_calibration
 from reports.validation import write_validation
+from reports.validation_suite import write_suite
 from testbed.calibration.make import make_profile, series_of
 from testbed.metrics.turns import Turn
 from testbed.validation.matched import Matched
 from testbed.validation.quantities import Quantity
 from testbed.validation.result import Decisions, Histogram, Row, Validation, WorstTurn
+from testbed.validation.suite import Suite
 from tests.calibration.test_fit import engine_points
 
 
@@ -35,6 +37,7 @@ def validation() -> Validation:
         ],
         staleness=[Histogram("dequeue", {0: 3, 1: 1}, {0: 1, 1: 1}, {0: 1}, 0.125)],
         turns=Matched(100, 90, 1.0, 0.5, 1.0, -0.02, 0.1, 0.4),
+        repeated=Matched(50, 50, 1.0, 0.25, 1.0, 0.01, 0.02, 0.3),
         worst=[WorstTurn("one", turn(4.0), turn(1.0))],
         running={"real": [(0.0, 1), (5.0, 0)], "timing": [(0.0, 2), (4.0, 0)]},
         kinds={"engine_step": "calibrated"},
@@ -60,11 +63,30 @@ def test_the_answer_and_where_the_error_comes_from(tmp_path: Path) -> None:
     assert "task 3, member 1, turn 0: real" in said and "4,000 ms" in said
 
 
+def suite() -> Suite:
+    command = "testbed validate x.yaml y.yaml"
+    return Suite(validations=[validation()], failed={"b": "no engine left"}, repeats=2, seconds=90.0, command=command)
+
+
+def test_a_suite_says_what_is_missed_and_why(tmp_path: Path) -> None:
+    """Step time is 10 % off for a limit of 3 %; half the cached tokens are right, in real runs among themselves a
+    quarter, so that this is within the spread; staleness is 0.25 apart, and 0.125 among real runs."""
+    said = write_suite(suite(), {}, tmp_path)["report"].read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert "equal in 50.00 % of 90 turns; 1 of 4 limits are kept, 1 more within the real side's own spread" in said
+    assert (
+        "| a & b | 10.0 s ± 3 % | +10 % (MISSED) | – | – | – | 0.250 (MISSED) | 50.0 % (within the spread) | same |"
+        in said
+    )
+    assert "| a & b | step time | trainer: train: +5.0 % of a step |" in said
+    assert "b: the real run did not come to its end: no engine left" in said
+
+
 def test_the_pages_stand_alone(tmp_path: Path) -> None:
     points = engine_points()
     series = series_of(points, [], 8192)
     pages = [
         write_validation(validation(), tmp_path / "v")["index"],
+        write_suite(suite(), {}, tmp_path / "s")["index"],
         write_calibration(make_profile(series, points, []), series, "a & b", "testbed calibrate", tmp_path / "c")[
             "index"
         ],

@@ -126,7 +126,9 @@ def test_seconds_of_recomputed_tokens_are_told_apart(mode: str, forward: str) ->
 
 
 @BOTH
-def test_the_cost_model_is_asked_for_tokens_pairs_and_requests(mode: str) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_cost_model_is_asked_for_tokens_pairs_and_requests(mode: str, padded: bool) -> None:
+    """Prompts of 40, then of 100 with 40 cached and of 10; padded pairs are squares of whole contexts."""
     asked = []
 
     class Costs(LinearCosts):
@@ -134,10 +136,12 @@ def test_the_cost_model_is_asked_for_tokens_pairs_and_requests(mode: str) -> Non
             asked.append((new_tokens, attention, requests))
             return 1.0
 
+    Costs.padded_attention = padded
     e = engine(mode, Costs(1.0, 0.0, 0.0))
     serve(e, ask(1, (("p", 0, 40),)))
     serve(e, ask(2, (("p", 0, 100),)), ask(3, 10))
-    assert asked == [(40, 800.0, 1), (70, 60 * (40 + 30) + 50.0, 2)]
+    pairs = (40**2, 100**2 + 10**2) if padded else (800, 60 * (40 + 30) + 50)
+    assert asked == [(40, pairs[0], 1), (70, pairs[1], 2)]
 
 
 @BOTH

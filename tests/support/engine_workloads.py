@@ -23,6 +23,7 @@ class LinearCosts:
     """decode = a + b n + c S; prefill = p + q new + 1e-7 x pairs. Seconds."""
 
     kind = "linear"
+    padded_attention = False
 
     def __init__(self, a: float, b: float, c: float, p: float = 0.01, q: float = 1e-4, pairs: float = 1e-7) -> None:
         self.a, self.b, self.c, self.p, self.q, self.pairs = a, b, c, p, q, pairs

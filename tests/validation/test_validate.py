@@ -182,3 +182,86 @@ def test_the_scenario_of_a_folder_is_needed(cli: Cli, run: Path) -> None:
     said = cli("validate", "--run", "r")
     assert said.code == 2 and "scenario.yaml: missing" in said.err
     shutil.rmtree(run)
+
+
+# --- several scenarios at once ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suite(cli: Cli, tmp_path: Path) -> Path:
+    """Runs of two experiments as an earlier validation leaves them: `suite/a/real-1`, `real-2` and `suite/b/real-1`."""
+    for place, seed, tokens in (("a/real-1", 1, 80), ("a/real-2", 2, 80), ("b/real-1", 1, 200)):
+        longer = f"workload.reply={{type: uniform, low: 20, high: {tokens}}}"
+        run = ("run", "small.yaml", "--out", f"suite/{place}", "--seed", seed, "--no-report", "--set", longer)
+        assert cli(*run).code == 0
+    return tmp_path / "suite"
+
+
+def test_a_folder_of_runs_is_validated_by_experiment(cli: Cli, suite: Path, tmp_path: Path) -> None:
+    said = cli("validate", "--run", "suite", "--json", "f.json", "--out", "v", "--doc", "suite.md", "--max-error", "0")
+    assert said.code == 0, said.err
+    figures = read_json(tmp_path / "f.json")
+    assert sorted(figures["scenarios"]) == ["a", "b"]
+    assert [len(figures["scenarios"][name]["runs"]) for name in "ab"] == [2, 1]
+    assert figures["cached_tokens_equal"] == 1.0 and figures["missed"] == [] and set(figures["verdicts"]) == {"within"}
+    assert figures["turns"] == sum(s["turns"]["pairs"] for s in figures["scenarios"].values()) > 0
+    page = (tmp_path / "v/report/index.html").read_text(encoding="utf-8")
+    for name in "ab":
+        assert f'href="../{name}/report/index.html"' in page and (tmp_path / f"v/{name}/report/index.html").is_file()
+    assert "| a |" in (tmp_path / "suite.md").read_text(encoding="utf-8")
+
+
+def test_what_an_earlier_validation_simulated_is_no_real_run(cli: Cli, suite: Path, tmp_path: Path) -> None:
+    """A suite's folder holds simulations beside its real runs: they are left out."""
+
+    def real(lines: list[dict[str, Any]]) -> None:
+        lines[0]["backend"] = "real"
+
+    for journal in suite.rglob("journal.jsonl.zst"):
+        rewrite(journal, real)
+    assert cli("validate", "--run", "suite", "--out", "suite/again", "--no-report").code == 0
+    assert cli("validate", "--run", "suite", "--json", "f.json", "--out", "v", "--no-report").code == 0
+    scenarios = read_json(tmp_path / "f.json")["scenarios"]
+    assert {name: len(s["runs"]) for name, s in scenarios.items()} == {"a": 2, "b": 1}
+
+
+def test_a_miss_of_one_scenario_is_named_with_its_cause(cli: Cli, suite: Path, tmp_path: Path) -> None:
+    slow = "simulation.engine_costs={type: linear, base_s: 0.02, per_sequence_s: 0.0002}"
+    said = cli("validate", "--run", "suite", "--set", slow, "--json", "f.json", "--max-error", "5", "--no-report")
+    assert said.code == 1
+    assert "a: step time +" in said.err and "b: step time +" in said.err
+    missed = read_json(tmp_path / "f.json")["missed"]
+    latency = next(m for m in missed if m["scenario"] == "a" and m["limit"] == "latency_p50")
+    assert latency["cause"].startswith("decode: +")
+    step = next(m for m in missed if m["scenario"] == "b" and m["limit"] == "step_time")
+    assert "% of a step" in step["cause"]
+
+
+def test_two_real_runs_are_compared_turn_by_turn(cli: Cli, tmp_path: Path) -> None:
+    """One experiment, one seed, twice: not a turn is apart. Engines twice as fast the second time: every turn is."""
+    fast = "simulation.engine_costs={type: linear, base_s: 0.0025, per_sequence_s: 0.00005}"
+    cli("run", "small.yaml", "--out", "p/1", "--no-report")
+    cli("run", "small.yaml", "--out", "p/2", "--no-report")
+    cli("run", "small.yaml", "--out", "q/2", "--no-report", "--set", fast)
+    assert cli("validate", "--run", "p", "--json", "f.json", "--no-report").code == 0
+    same = read_json(tmp_path / "f.json")["turns_between_real_runs"]
+    assert same["pairs"] == same["turns"] > 0 and same["same_cached"] == 1.0 and same["latency_error_p95"] == 0
+    args = ("validate", "small.yaml", "--run", "p/1", "--run", "q/2", "--json", "f.json", "--no-report")
+    assert cli(*args).code == 0
+    apart = read_json(tmp_path / "f.json")["turns_between_real_runs"]
+    assert apart["latency_error_median"] < -0.3 and apart["decode_s"] < 0
+    assert cli("validate", "--run", "p/1", "--json", "f.json", "--no-report").code == 0
+    assert read_json(tmp_path / "f.json")["turns_between_real_runs"] is None
+
+
+def test_bad_input_to_a_suite(cli: Cli, suite: Path, tmp_path: Path) -> None:
+    for args, words in (
+        (("small.yaml", "other.yaml", "--variant", "x"), "--variant: goes with one FILE, and there are 2"),
+        (("small.yaml", "other.yaml", "--run", "suite"), "--run: goes with one FILE, and there are 2"),
+        (("study.yaml", "--variant", "nothing"), "--variant nothing: no such variant"),
+        (("--run", "suite", "--profile", "none.json"), "--profile none.json: no such file"),
+        (("--run", "suite", "--doc", "suite"), "--doc suite: this is a folder"),
+    ):
+        said = cli("validate", *args)
+        assert (said.code, said.out) == (2, ""), said
+        assert words in said.err and "Traceback" not in said.err

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from real.errors import RealError
-from real.trainer.assignment import ranks_of, updates_of
-from real.trainer.packing import bins, pack
+from real.trainer.assignment import updates_of
+from real.trainer.packing import pack
+from testbed.packing import bins, ranks_of
 from tests.real.trainer.conftest import make_record, random_records
 
 pytestmark = pytest.mark.backend("CORE")

@@ -1,0 +1,211 @@
+"""How `testbed validate` gets from a scenario to its comparison: real runs made, journals replayed, simulations run.
+
+It refuses to know options and what is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.commands.errors import Interrupted, RunFailed, UserError
+from testbed.console import complain, err, run_bar
+from testbed.run_files import JOURNAL
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One scenario to validate."""
+
+    scenario: Any
+    base_dir: Path
+    """What file names in it are relative to."""
+    name: str
+    question: str
+    folder: Path
+    """Of its runs, simulations and report."""
+
+
+def with_profile(scenario: Any, profile: Path) -> Any:
+    """The scenario simulated with the coefficients of a calibration profile: engine, weight updates, trainer."""
+    from testbed.scenario.run import CalibratedCosts
+    from testbed.scenario.training import CalibratedTrainer
+
+    path = str(profile.resolve())
+    simulation = scenario.simulation.model_copy(update={"engine_costs": CalibratedCosts(profile=path)})
+    training = scenario.training.model_copy(update={"cost": CalibratedTrainer(profile=path)})
+    return scenario.model_copy(update={"simulation": simulation, "training": training})
+
+
+def precheck(wanted: Wanted) -> None:
+    """Raise what the simulations would, before minutes are spent on real runs."""
+    from sim.driver import SimulatedBackend
+
+    config = wanted.scenario
+    _refuse_foreign_profile(config, wanted.base_dir, None)
+    if config.run.journal != "full":
+        raise UserError(f"run.journal: {config.run.journal}: a validation needs the whole journal (nearest: full)")
+    SimulatedBackend(config, wanted.base_dir)
+
+
+def _refuse_foreign_profile(config: Any, base_dir: Path, real_versions: dict[str, str] | None) -> None:
+    """A calibration of another engine version, or of another machine than the one that is to run, says nothing here.
+    `real_versions`: of a run that was made already; None: of one to be made on this machine."""
+    costs = config.simulation.engine_costs
+    if costs.type != "calibrated":
+        return
+    from sim.costs.calibrated import read_profile, refuse_other
+
+    profile = read_profile(base_dir / costs.profile)
+    if real_versions is None:
+        from testbed.machine import machine
+        from testbed.recording import versions_of
+
+        refuse_other(profile, costs.profile, versions_of(profile.versions), machine())
+    else:
+        refuse_other(profile, costs.profile, real_versions)
+
+
+def real_journals(work: Sequence[Wanted], repeats: int) -> tuple[dict[str, list[Path]], dict[str, str]]:
+    """Make the real runs: those that one deployment serves follow each other, every scenario once before the second
+    repeat begins, so that the spread of repeats holds the machine's drift.
+
+    Returns journals by name, and what went wrong by name.
+    """
+    from testbed.cli.real import ready_for_real, real_runs
+
+    ready_for_real(work[0].scenario)
+    from real.deployment import deployment_key
+
+    together: dict[str, list[Wanted]] = {}
+    for w in work:
+        together.setdefault(deployment_key(w.scenario), []).append(w)
+    places = [(w, w.folder / f"real-{i}") for ws in together.values() for i in range(1, repeats + 1) for w in ws]
+    results, _ = real_runs([(w.scenario, w.base_dir, place, w.name) for w, place in places])
+    if len(results) < len(places) or any(r.problem == "interrupted" for r in results):
+        complete = [str(place) for (_, place), r in zip(places, results, strict=False) if not r.problem]
+        hint = f"; testbed validate --run {' --run '.join(complete)} takes those" if complete else ""
+        raise Interrupted(f"interrupted, {len(complete)} of {len(places)} real runs are complete{hint}")
+    journals: dict[str, list[Path]] = {w.name: [] for w in work}
+    problems: dict[str, str] = {}
+    for (w, place), result in zip(places, results, strict=True):
+        if result.problem:
+            problems.setdefault(w.name, result.problem)
+        else:
+            journals[w.name].append(place / JOURNAL)
+    return journals, problems
+
+
+def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
+    """Replay, simulate and compare the real runs of one scenario."""
+    from sim.run import versions
+    from testbed.commands.recorded import scenario_of
+    from testbed.journal import read_journal
+    from testbed.scenario.load import scenario_hash
+    from testbed.validation import plan
+    from testbed.validation import result as found
+    from testbed.validation.observed import observe
+
+    config, folder = wanted.scenario, wanted.folder
+    decisions, remarks = [], []
+    real: list[Any] = []
+    timing: list[Any] = []
+    full: list[Any] = []
+    sims: list[Any] = []
+    runs: list[Any] = []
+    for journal in journals:
+        header, _ = read_journal(journal)
+        own = scenario_of(journal, header)
+        _same_experiment(config, own, str(journal.parent), wanted.name)
+        _refuse_foreign_profile(config, wanted.base_dir, header.versions)
+        runs.append((journal, own, header))
+    for i, (journal, own, header) in enumerate(runs, 1):
+        run = str(journal.parent)
+        if header.backend != "real":
+            remarks.append(f"{run} is a simulated run: this checks the validation, not the simulator")
+        decisions.append(_replayed(journal, own, run))
+        observed = observe(journal, own)
+        if observed.truncated:
+            remarks.append(f"{observed.truncated}; compared up to there")
+        real.append(observed)
+        batches = len(observed.summary.steps)
+        forced = plan.forces_lengths(own, header.backend)
+        for kind, side, scenario in (
+            ("timing", timing, plan.timing(config, own, batches, journal, forced)),
+            ("full", full, plan.full(config, own, batches, forced)),
+        ):
+            said = f"{wanted.name}: {kind} {i}/{len(journals)}"
+            done = _simulated(scenario, wanted.base_dir, folder / f"{kind}-{i}", said)
+            sims.append(done)
+            if done.summary.finish_reason == "tasks_exhausted":
+                trained = len(done.summary.steps)
+                remarks.append(
+                    f"{kind} {i}: the tasks of the real run gave {trained} of its {batches} batches: groups that it "
+                    "left unfinished at its end have no lengths"
+                )
+            side.append(observe(folder / f"{kind}-{i}" / journal.name, scenario))
+    turns, worst = found.turns_of([str(j.parent) for j in journals], real, timing)
+    measure = config.experience.staleness.measure
+    return found.Validation(
+        name=wanted.name,
+        question=wanted.question,
+        runs=[str(j.parent) for j in journals],
+        measure=measure,
+        steps=real[0].summary.measured_steps,
+        decisions=decisions,
+        rows=found.rows_of(real, timing, full),
+        staleness=found.staleness_of(measure, real, timing, full),
+        turns=turns,
+        repeated=found.repeated_turns(real),
+        worst=worst,
+        running={"real": found.running_of(real[0]), "timing": found.running_of(timing[0])},
+        kinds=dict(sims[0].summary.kinds) | {"work": sims[-1].summary.kinds.get("reply_lengths", "assumed")},
+        marks={k: max(s.summary.marks.get(k, 0.0) for s in sims) for k in sims[0].summary.marks},
+        real_versions=dict(runs[0][2].versions),
+        versions=versions(),
+        scenario=scenario_hash(config),
+        seconds=sum(s.cpu_s for s in sims),
+        remarks=remarks,
+    )
+
+
+def _same_experiment(config: Any, own: Any, run: str, name: str) -> None:
+    from testbed.validation.plan import first_difference
+
+    different = first_difference(config, own)
+    if different:
+        raise UserError(
+            f"{run}: not a run of {name}: {different} (nearest: testbed validate --run {run}, which simulates "
+            "what the run says of itself)"
+        )
+
+
+def _replayed(journal: Path, own: Any, run: str) -> Any:
+    from testbed.journal.replay import replay
+    from testbed.validation.result import Decisions
+
+    try:
+        found = replay(journal, own)
+    except LookupError as lost:
+        return Decisions(run, 0, 0, f"an event names what this run does not have ({lost!r})")
+    difference = "" if found.difference is None else str(found.difference)
+    return Decisions(run, found.events, found.actions, difference, found.truncated)
+
+
+def _simulated(scenario: Any, base_dir: Path, folder: Path, name: str) -> Any:
+    from sim.run import simulate
+    from testbed.commands import folders
+    from testbed.commands.jobs import stoppable
+
+    if not err.is_terminal:
+        complain(f"simulating {name}")
+    with run_bar(scenario.run.num_rollout) as progress, stoppable(progress) as tick:
+        done = simulate(scenario, base_dir, folder, progress=tick, name=name)
+    folders.drop_report(folder)
+    if done.problem == "interrupted":
+        raise Interrupted(f"{name}: interrupted; the real runs are whole (nearest: testbed validate --run FOLDER)")
+    if done.problem:
+        raise RunFailed(f"{name}: the simulation did not come to its end: {done.problem}")
+    return done
