@@ -165,7 +165,9 @@ class Rollouts:
             group = t.group
             id, turn = t.id, t.turn
             prompt = t.prompt_tokens + t.output_tokens + t.observation_tokens
-            request = RouteRequest(id, group.id, turn, group.task, prompt, group.blocks, group.block_tokens, t.home)
+            request = RouteRequest(
+                id, group.id, turn, group.task, prompt, group.blocks, group.block_tokens, t.home, ctx.now
+            )
             index = router.choose(request)
             if index is None:
                 return
@@ -192,7 +194,7 @@ class Rollouts:
         if engine.in_flight.pop(t.id, None) is None:
             raise ProtocolError(f"trajectory {t.id} has no turn in engine {index}")
         self.in_flight -= 1
-        self.router.finished(index)
+        self.router.finished(index, t.id)
         if self._full and index in self._full and not self.concurrency.engine_full(index, len(engine.in_flight)):
             self._full.discard(index)
             if index not in self._held:
@@ -385,7 +387,7 @@ class Rollouts:
                 self._end(t, "abort", "aborted", t.aborting)
             else:
                 self._send_again(t, counts=True)
-        self.router.cache_dropped(engine.index)
+        self.router.lost(engine.index)
 
     # --- engines ------------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from testbed.scenario.experience import FreshestFirst, InsertWhenReady
 from testbed.scenario.placement import Colocated
 from testbed.scenario.rollout import (
     AimdConcurrency,
-    CacheAware,
     FixedConcurrency,
     FullyAsync,
     OverSampling,
     PerEngineConcurrency,
 )
+from testbed.scenario.routing import FOLLOWS_PREFIXES
 from testbed.scenario.rules.context import Context
 from testbed.scenario.weights import FixedPath
 
@@ -206,6 +206,7 @@ def open_arrivals(c: Context) -> Iterator[Fault]:
 
 def routing_has_a_cache(c: Context) -> Iterator[Fault]:
     """Routing by cached prefixes needs a prefix cache."""
-    if isinstance(c.scenario.rollout.routing, CacheAware) and c.scenario.rollout.engine.disable_radix_cache:
-        what = "`cache_aware` looks for cached prefixes, and rollout.engine.disable_radix_cache turns the cache off"
+    routing = c.scenario.rollout.routing
+    if isinstance(routing, FOLLOWS_PREFIXES) and c.scenario.rollout.engine.disable_radix_cache:
+        what = f"`{routing.type}` looks for cached prefixes, and rollout.engine.disable_radix_cache turns the cache off"
         yield Fault("rollout.routing.type", what, "rollout.routing: {type: least_load}")
