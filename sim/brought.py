@@ -1,5 +1,5 @@
-"""KV that a request does not compute, though this engine's GPU does not have it: it comes from the engine's host memory,
-or was brought from another engine.
+"""KV that a request does not compute, though this engine's GPU does not have it: it comes from the engine's host
+memory, or was brought from another engine.
 
 It enters the tree at admission, as if it had been published there, in slots that eviction frees; from then on it is a
 prefix like any other. It refuses to know where it came from and how long that took.

@@ -254,6 +254,11 @@ class EngineModel(Scheduler):
         """Slots of running requests; cached prefixes nobody uses do not count."""
         return self.slots - self.cache.free - self.cache.evictable
 
+    def held_prefix(self, r: Request, tokens: int) -> tuple[int, int]:
+        """(leading tokens of its prompt whose KV is cached here, at most `tokens`; the oldest version among them)."""
+        node, length = self.cache.longest(r.namespace, r.content, min(tokens, r.prompt_tokens))
+        return length, node.version
+
     def sync(self, now: float) -> None:
         """Bring counters and KV use up to an iteration boundary shortly before `now`; for reports.
 

@@ -1,8 +1,8 @@
 """SGLang's hierarchical cache (HiCache): a prefix tree in GPU memory with a larger one in host memory behind it.
 
 Write-through, SGLang's default: what is published on the GPU is copied to the host at once, in the background, so the
-host's tree holds all of the GPU's and, with its own least-recently-used leaves, more. It refuses to know requests and how
-long a copy takes.
+host's tree holds all of the GPU's and, with its own least-recently-used leaves, more. It refuses to know requests and
+how long a copy takes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class TieredCache(RadixCache):
         root = super().root(namespace)
         self._names[root] = namespace
         return root
+
+    def longest(self, namespace: Any, runs: Runs, length: int) -> tuple[Node, int]:
+        return self.host.match(self.host.root(namespace), runs, length)
 
     def extend(self, node: Node, runs: Runs, length: int, version: int, lock: bool) -> tuple[Node, int]:
         last, have = super().extend(node, runs, length, version, lock)

@@ -12,6 +12,16 @@ from testbed.scenario.model import Precision
 from testbed.scenario.routing import LeastLoad, Routing
 
 
+class HierarchicalCache(Section):
+    """KV in host memory behind that in the GPU's (SGLang's HiCache, `--enable-hierarchical-cache`, write-through): what
+    the GPU evicts is still there, and comes back beside the prefill that uses it."""
+
+    hicache_ratio: PositiveFloat = 2.0
+    """Host slots / KV slots of the GPU."""
+    hicache_size: PositiveFloat | None = None
+    """GB of host memory per GPU (1e9 bytes); instead of the ratio."""
+
+
 class EngineOptions(Section):
     """Server arguments of one engine (SGLang 0.5.23 names and defaults)."""
 
@@ -28,6 +38,8 @@ class EngineOptions(Section):
     context_length: PositiveInt | None = None
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
+    hierarchical_cache: HierarchicalCache | None = None
+    """null: what the GPU evicts is gone."""
     weight_precision: Precision = "bf16"
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
 

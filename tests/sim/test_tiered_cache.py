@@ -21,14 +21,12 @@ BOTH = pytest.mark.parametrize("mode", ["skip", "iterate"])
 def rounds(mode: str, pool: int, host: int) -> list[int]:
     """Ten prompts of 100 tokens, one after another, three rounds: cached tokens of each round."""
     e = engine(mode, max_total_num_tokens=pool, host_tokens=host)
-    return [
-        sum(serve(e, ask((r, i), ((i, 0, 100),)))[r, i].cached_tokens for i in range(10)) for r in range(3)
-    ]
+    return [sum(serve(e, ask((r, i), ((i, 0, 100),)))[r, i].cached_tokens for i in range(10)) for r in range(3)]
 
 
 @BOTH
 def test_rk_13_what_the_gpu_evicted_comes_back_from_the_host(mode: str) -> None:
-    """A cyclic scan of 1,000 tokens through 300 slots never hits under LRU. With 2,000 host slots all of it is there."""
+    """A cyclic scan of 1,000 tokens through 300 slots never hits under LRU; with 2,000 host slots all is there."""
     assert rounds(mode, 300, 0) == [0, 0, 0]
     assert rounds(mode, 300, 2000) == [0, 990, 990]
 

@@ -15,7 +15,6 @@ from testbed.scenario.rollout import (
     OverSampling,
     PerEngineConcurrency,
 )
-from testbed.scenario.routing import FOLLOWS_PREFIXES
 from testbed.scenario.rules.context import Context
 from testbed.scenario.weights import FixedPath
 
@@ -202,11 +201,3 @@ def open_arrivals(c: Context) -> Iterator[Fault]:
     if arrivals != "closed" and isinstance(c.scenario.rollout.admission, OverSampling):
         what = f"a round starts its groups at once; tasks that arrive by themselves (`arrivals: {arrivals}`) cannot"
         yield Fault("workload.arrivals", what, "workload.arrivals: closed")
-
-
-def routing_has_a_cache(c: Context) -> Iterator[Fault]:
-    """Routing by cached prefixes needs a prefix cache."""
-    routing = c.scenario.rollout.routing
-    if isinstance(routing, FOLLOWS_PREFIXES) and c.scenario.rollout.engine.disable_radix_cache:
-        what = f"`{routing.type}` looks for cached prefixes, and rollout.engine.disable_radix_cache turns the cache off"
-        yield Fault("rollout.routing.type", what, "rollout.routing: {type: least_load}")
