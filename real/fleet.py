@@ -83,6 +83,14 @@ class Fleet:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
+    def fetch_prefix(self, a: do.FetchPrefix) -> None:
+        """The rules of a real run refuse what would ask for it."""
+        raise NotImplementedError("real engines fetch no KV from each other")
+
+    def hand_over(self, a: do.HandOver) -> None:
+        """As `fetch_prefix`."""
+        raise NotImplementedError("real engines hand no KV over")
+
     def start_turn(self, a: do.StartTurn) -> None:
         slot = self.slots[a.engine]
         c = self.store.open(a.trajectory, a.group, a.task, a.member, self._members)

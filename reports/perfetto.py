@@ -60,6 +60,7 @@ class _Trace:
         self.signals = 0
         self.on_event: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.TurnFinished: self.turn_finished,
+            ev.PrefillFinished: self.prefill_finished,
             ev.TurnFailed: self.turn_failed,
             ev.TrainStepFinished: self.train_step_finished,
             ev.SignalReady: self.signal_ready,
@@ -78,6 +79,7 @@ class _Trace:
         }
         self.on_action: dict[type[act.Action], Callable[[Any], None]] = {
             act.StartTurn: self.start_turn,
+            act.HandOver: self.hand_over,
             act.Train: self.train,
             act.ComputeSignals: self.compute_signals,
             act.RunTool: self.run_tool,
@@ -225,6 +227,20 @@ class _Trace:
             retractions=e.retractions,
         )
         self.flight(e.engine, -1)
+
+    def prefill_finished(self, e: ev.PrefillFinished) -> None:
+        """Its slice ends on the prefill engine; `hand_over` opens the next one on the decode engine."""
+        begin = self.turns.pop((e.trajectory, e.turn), None)
+        if begin is not None:
+            self.end_turn(begin, prefilled=True)
+            self.flight(e.engine, -1)
+
+    def hand_over(self, a: act.HandOver) -> None:
+        name = f"{a.trajectory}-{a.turn}"
+        begin = {"pid": ENGINES + a.to, "tid": 1, "cat": "turn", "id": f"{name}.decode", "name": name}
+        self.emit(ph="b", ts=self.us(self.t), args={"from": a.engine, "why": a.why}, **begin)
+        self.turns[(a.trajectory, a.turn)] = begin
+        self.flight(a.to, 1)
 
     def turn_failed(self, e: ev.TurnFailed) -> None:
         begin = self.turns.pop((e.trajectory, e.turn), None)

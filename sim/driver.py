@@ -15,8 +15,10 @@ from typing import Any
 
 from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
 from sim.costs import cost_model
+from sim.engine_kind import engine_options
 from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
+from sim.kv_transfer import KvTransfers
 from sim.services import Services
 from sim.trainer import TrainerModel
 from sim.weight_calibrated import weight_paths
@@ -26,7 +28,7 @@ from testbed.core import events as said
 from testbed.core.core import Core
 from testbed.dispatch import dispatch_table
 from testbed.scenario import Scenario
-from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
+from testbed.scenario.catalogue import engine_memory_of, gpu_spec, model_spec
 from testbed.workloads import Workload, workload
 
 Observer = Callable[[said.Event, list[do.Action]], None]
@@ -69,7 +71,14 @@ class SimulatedBackend:
         self.costs = cost_model(scenario, model, gpu, base_dir)
         self.paths = weight_paths(scenario, layout, model, gpu, base_dir)
         self.fleet = Fleet(
-            scenario, layout, kv_pool_tokens(scenario, model, gpu), self.costs, self.clock, self.store, self.tell
+            scenario,
+            layout,
+            engine_options(scenario, model, gpu),
+            self.costs,
+            self.clock,
+            self.store,
+            self.tell,
+            KvTransfers(scenario, layout, gpu, engine_memory_of(scenario, model, gpu).kv_bytes_per_token),
         )
         self.engines = self.fleet.slots
         trainer = TrainerModel(scenario, layout, model, gpu, base_dir=base_dir)

@@ -200,6 +200,8 @@ class EngineModel(Scheduler):
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             return False
         self.clear()
+        for r in self.live.values() if self.takes_in else ():
+            r.brought = None
         return True
 
     def set_version(self, now: float, version: int) -> None:
@@ -219,6 +221,8 @@ class EngineModel(Scheduler):
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             raise RuntimeError("memory can be released only when no request is running or waiting")
         self.clear()
+        for r in self.live.values() if self.takes_in else ():
+            r.brought = None
         self.released = True
 
     def resume_memory(self, now: float) -> None:
@@ -249,6 +253,11 @@ class EngineModel(Scheduler):
     def kv_used(self) -> int:
         """Slots of running requests; cached prefixes nobody uses do not count."""
         return self.slots - self.cache.free - self.cache.evictable
+
+    def held_prefix(self, r: Request, tokens: int) -> tuple[int, int]:
+        """(leading tokens of its prompt whose KV is cached here, at most `tokens`; the oldest version among them)."""
+        node, length = self.cache.longest(r.namespace, r.content, min(tokens, r.prompt_tokens))
+        return length, node.version
 
     def sync(self, now: float) -> None:
         """Bring counters and KV use up to an iteration boundary shortly before `now`; for reports.
@@ -431,6 +440,8 @@ class EngineModel(Scheduler):
             else:
                 new = self.prefill_new
                 seconds = self.costs.prefill_time(new, self.prefill_attention, len(self.formed))
+                if self.loaded_tokens:
+                    seconds = max(seconds, self.loaded_tokens / self.options.load_back_tokens_per_s)
                 again = seconds * self.prefill_again / new
                 self.recompute_s += again
                 self.prefill_s += seconds - again

@@ -11,6 +11,7 @@ from collections import deque
 from itertools import islice
 
 from sim.admission_budget import CLIP_MAX_NEW_TOKENS
+from sim.brought import take_in
 from sim.engine_options import DECODE, EXTEND, IN_BATCH_PREFIX, LPM_QUEUE, TOUCH_EVERY
 from sim.engine_request import FOREVER, Request
 from sim.engine_state import NO_REQUESTS, State
@@ -133,6 +134,9 @@ class Admission(State):
         taken = continued = 0
         preempted: list[Request] = []
         before: Request | None = None  # the candidate that was matched last
+        takes_in = self.takes_in
+        if takes_in:
+            self.loaded_tokens = 0
 
         if pending is not None:  # the unfinished prompt always goes first
             want = pending.prompt_tokens + pending.out - pending.prefix
@@ -193,15 +197,17 @@ class Admission(State):
                     cache.root(r.namespace), r.tokens() if outputs else r.content, cap if self.caching else 0
                 )
             before = r
-            cache.pin(node)
-            if self.prioritized:
-                r.fill, r.prefix = length, hit
-            n = length - hit
             future = r.limit - outputs
             if future > CLIP_MAX_NEW_TOKENS:
                 future = CLIP_MAX_NEW_TOKENS
             elif future < 0:
                 future = 0
+            if takes_in:
+                node, hit = take_in(self, r, node, hit, cap, total + future + page)
+            cache.pin(node)
+            if self.prioritized:
+                r.fill, r.prefix = length, hit
+            n = length - hit
             need = n + future + page
             left = cache.free + cache.evictable
             if not exact and abs(left - total - need) < _TIE:

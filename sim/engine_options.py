@@ -46,6 +46,12 @@ class EngineModelOptions(Struct, frozen=True):
     disable_radix_cache: bool = False
     """Nothing is reused and nothing stays after a finish. The scheduling rules stay those of a cache that never
     hits."""
+    host_tokens: int = 0
+    """KV slots in host memory (SGLang's hierarchical cache); 0: none."""
+    load_back_tokens_per_s: float = float("inf")
+    """Tokens of KV a second from host memory to the GPU, layer by layer beside the prefill that uses them."""
+    takes_in: bool = False
+    """Requests may bring KV from other engines (`Request.brought`)."""
     new_token_ratio_decay_steps: int = 600
     """SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS."""
     forward: str = "device"

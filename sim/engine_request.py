@@ -26,6 +26,7 @@ class Request:
     __slots__ = (
         "abort",
         "base",
+        "brought",
         "cached",
         "content",
         "done",
@@ -107,6 +108,10 @@ class Request:
         """At most this many prompt tokens may come from the cache; -1: all but the last."""
         self.priority = priority
         """Looked at under priority scheduling alone; None: the lowest."""
+
+        self.brought: tuple[int, int] | None = None
+        """(tokens, weight version): the leading tokens whose KV has come from another engine, if its options let it in.
+        Gone with the next flush."""
 
         # --- scheduling state; written by the engine alone
         self.limit = 0

@@ -18,6 +18,7 @@ from sim.admission_budget import FutureTokens, NewTokenRatio
 from sim.engine_options import DECODE, EXTEND, NOTHING, RETRACT_DECODE_STEPS, EngineModelOptions
 from sim.engine_request import Request
 from sim.radix_cache import RadixCache, normalised
+from sim.tiered_cache import TieredCache
 
 _LOWEST = 1 << 63
 """Beyond every priority."""
@@ -55,6 +56,7 @@ class State:
         "future_ignore_eos",
         "iterations",
         "last",
+        "loaded_tokens",
         "lpm",
         "max_len",
         "max_prefill",
@@ -79,6 +81,7 @@ class State:
         "sign",
         "slots",
         "steps",
+        "takes_in",
         "trace",
         "version",
     ]
@@ -112,7 +115,11 @@ class State:
         self.preempts = o.enable_priority_scheduling and not o.disable_priority_preemption
         self.sign = 1 if o.schedule_low_priority_values_first else -1
         """Times a priority: the lower comes first."""
-        self.cache = RadixCache(page, self.slots)
+        self.cache = TieredCache(page, self.slots, o.host_tokens) if o.host_tokens else RadixCache(page, self.slots)
+        self.takes_in = o.takes_in or o.host_tokens > 0
+        """Whether KV may come from elsewhere (`sim.brought`)."""
+        self.loaded_tokens = 0
+        """Tokens that the prefill batch formed last takes from host memory."""
         self.ratio = NewTokenRatio(o.schedule_conservativeness, o.new_token_ratio_decay_steps)
         self.version = 0
 

@@ -12,6 +12,8 @@ from sim.clock import ARRIVE, ENGINE, REPORT, Call, Clock
 from sim.costs.base import CostModel
 from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
 from sim.experience_store import ExperienceStore
+from sim.kv_transfer import KvTransfers
+from sim.prefill_decode import Prefilled, decode_part, prefill_part, prefilled, whole_turn
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.scenario import Scenario
@@ -54,19 +56,31 @@ class Fleet:
         self,
         scenario: Scenario,
         layout: Layout,
-        kv_tokens: int,
+        options: EngineModelOptions,
         costs: CostModel,
         clock: Clock,
         store: ExperienceStore,
         tell: Any,
+        transfers: KvTransfers,
     ) -> None:
         self.clock = clock
         self.store = store
         self.tell = tell
         self.costs = costs
         self._scenario = scenario
-        self._options = self._engine_options(kv_tokens)
+        self._options = options
+        self._transfers = transfers
+        self._prefill_engines = layout.prefill_engines
+        self._prefilled: dict[int, Prefilled] = {}
+        """Request id -> its computed prompt, from then on until the turn ends."""
+        self._whole: dict[int, Request] = {}
+        """Request id -> the turn that a prefill engine has the first part of."""
+        self._fetches: dict[int, do.FetchPrefix] = {}
+        """Request id -> what is to be fetched before it starts."""
+        self._sources: dict[int, int] = {}
+        """Request id -> engine that its KV is on the way from."""
         self.slots = [EngineSlot(e.index, self._new_model()) for e in layout.engines]
+        self._keeps_kv = scenario.weights.transition.kv == "keep"
         self._salt = scenario.weights.transition.kv == "salt_by_version"
         self._max_new = scenario.workload.max_response_length
         self._ignore_eos = scenario.rollout.ignore_eos
@@ -83,22 +97,6 @@ class Fleet:
 
     def _new_model(self) -> EngineModel:
         return EngineModel(self._options, self.costs, self._scenario.simulation.mode)
-
-    def _engine_options(self, kv_tokens: int) -> EngineModelOptions:
-        e = self._scenario.rollout.engine
-        return EngineModelOptions(
-            max_total_num_tokens=kv_tokens,
-            max_running_requests=e.max_running_requests,
-            chunked_prefill_size=e.chunked_prefill_size,
-            max_prefill_tokens=e.max_prefill_tokens,
-            page_size=e.page_size,
-            schedule_policy=e.schedule_policy,
-            schedule_conservativeness=e.schedule_conservativeness,
-            context_length=e.context_length or 2**31,
-            disable_overlap_schedule=e.disable_overlap_schedule,
-            disable_radix_cache=e.disable_radix_cache,
-            forward="host" if self._scenario.cluster.gpu == "CPU" else "device",
-        )
 
     def schedule(self, slot: EngineSlot) -> None:
         model = slot.model
@@ -155,6 +153,14 @@ class Fleet:
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
         now = self.clock._now
         kind = type(n)
+        if self._prefill_engines and kind is not Paused:
+            if n.rid in self._whole:
+                whole = self._whole.pop(n.rid)
+                if kind is Finished:
+                    self._prompt_done(slot, whole, n)
+                    return
+            elif n.rid in self._prefilled:
+                n = whole_turn(self._prefilled.pop(n.rid), n)
         if kind is Finished:
             self.finished_turns += 1
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
@@ -213,6 +219,12 @@ class Fleet:
             slot.namespace,
             c.known_tokens,
         )
+        if self._prefill_engines and request.output_tokens > 1:
+            self._whole[request.rid] = request
+            request = prefill_part(request)
+        if self._fetches and request.rid in self._fetches:
+            self._fetch(slot, request)
+            return
         if not self._arrives_at_once:
             self._send(slot, request)
             return
@@ -226,9 +238,43 @@ class Fleet:
         slot.arrived_t = max(slot.arrived_t, self.clock._now) + each_s
         slot.on_way[request.rid] = self.clock.at(slot.arrived_t + base_s, ARRIVE, self._arrive, (slot, request))
 
+    # --- KV between engines -------------------------------------------------------------------------------------------
+
+    def fetch_prefix(self, a: do.FetchPrefix) -> None:
+        """The turn that starts next waits for this."""
+        self._fetches[a.trajectory << _TURN_BITS | a.turn] = a
+
+    def _fetch(self, slot: EngineSlot, request: Request) -> None:
+        """Send what the source really has and this engine has not; the request arrives with it."""
+        a, arrives = self._fetches.pop(request.rid), self.message_t()
+        there = self.slots[a.source].model.held_prefix(request, a.tokens)
+        missing = there[0] - slot.model.held_prefix(request, a.tokens)[0]
+        if missing > 0:
+            request.brought = there
+            arrives = self._transfers.send(self.clock._now, a.source, a.engine, missing)
+            self._sources[request.rid] = a.source
+        slot.on_way[request.rid] = self.clock.at(arrives, ARRIVE, self._arrive, (slot, request))
+
+    def _prompt_done(self, slot: EngineSlot, whole: Request, n: Finished) -> None:
+        p = self._prefilled[n.rid] = prefilled(whole, n, slot.index)
+        trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
+        self.tell(said.PrefillFinished(self.clock._now, trajectory, turn, slot.index, n.started_t, p.version))
+
+    def hand_over(self, a: do.HandOver) -> None:
+        """The KV of a prompt goes to a decode engine, and the rest of the turn with it."""
+        rid = a.trajectory << _TURN_BITS | a.turn
+        slot, p = self.slots[a.to], self._prefilled[rid]
+        end = self._transfers.send(self.clock._now, a.engine, a.to, p.request.prompt_tokens)
+        self._sources[rid] = a.engine
+        slot.on_way[rid] = self.clock.at(end, ARRIVE, self._arrive, (slot, decode_part(p)))
+
     def _arrive(self, arg: tuple[EngineSlot, Request]) -> None:
         slot, request = arg
         del slot.on_way[request.rid]
+        if request.brought is not None:
+            self._sources.pop(request.rid, None)
+            if request.brought[1] != slot.model.version and not self._keeps_kv:
+                request.brought = None  # its weights have changed meanwhile
         slot.model.submit(self.clock._now, request)
         self.schedule(slot)
 
@@ -237,6 +283,7 @@ class Fleet:
         call = slot.on_way.pop(rid, None)
         if call is not None:
             call.cancel()
+            self._forget(rid)
             self.tell(said.TurnFailed(self.clock._now, a.trajectory, a.turn, a.engine, "aborted"))
             return
         slot.model.abort(self.message_t(), rid)
@@ -280,9 +327,28 @@ class Fleet:
         for call in slot.on_way.values():
             call.cancel()
         slot.on_way.clear()
+        for rid in [rid for rid, source in self._sources.items() if source == index]:
+            self._source_lost(rid)
         slot.scheduled = slot.fires = inf
         if slot.released:
             slot.model.release_memory(self.clock._now)
+
+    def _source_lost(self, rid: int) -> None:
+        """The engine that a turn's KV was coming from is gone: the turn is lost, wherever it was going."""
+        slot = next(slot for slot in self.slots if rid in slot.on_way)
+        slot.on_way.pop(rid).cancel()
+        self._forget(rid)
+        self.clock.put(
+            self.clock._now,
+            ARRIVE,
+            self.tell,
+            said.TurnFailed(self.clock._now, rid >> _TURN_BITS, rid & _TURN_MASK, slot.index, "engine_lost"),
+        )
+
+    def _forget(self, rid: int) -> None:
+        """A turn whose KV was on its way does not arrive."""
+        for held in (self._whole, self._prefilled, self._sources):
+            held.pop(rid, None)
 
     def serve(self, slot: EngineSlot, version: int) -> None:
         """From now on the engine serves `version`; new requests see KV by the transition rule."""

@@ -227,6 +227,10 @@ class RadixCache:
         self.touch(node)
         return node, got
 
+    def longest(self, namespace: Any, runs: Runs, length: int) -> tuple[Node, int]:
+        """As `match`, in whatever memory the KV is."""
+        return self.match(self.root(namespace), runs, length)
+
     def touch(self, node: Node) -> None:
         """Stamp a path, the deepest node newest."""
         self.clock = t = self.clock + 1

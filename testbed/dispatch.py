@@ -22,6 +22,8 @@ def dispatch_table(
     """Every kind of action, with what carries it out."""
     return {
         do.StartTurn: fleet.start_turn,
+        do.FetchPrefix: fleet.fetch_prefix,
+        do.HandOver: fleet.hand_over,
         do.AbortTurn: fleet.abort_turn,
         do.DrawTask: services.draw_task,
         do.PrepareEnvironment: services.prepare_environment,

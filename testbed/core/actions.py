@@ -51,6 +51,27 @@ class StartTurn(Action, frozen=True, tag=True):
     why: str
 
 
+class FetchPrefix(Action, frozen=True, tag=True):
+    """Before the turn that is sent next starts: bring the KV of its prompt's first `tokens` tokens from `source`, as
+    far as that has it."""
+
+    trajectory: int
+    turn: int
+    engine: int
+    source: int
+    tokens: int
+
+
+class HandOver(Action, frozen=True, tag=True):
+    """Send the KV of this turn's prompt from its prefill engine to the decode engine `to`, which goes on."""
+
+    trajectory: int
+    turn: int
+    engine: int
+    to: int
+    why: str
+
+
 class AbortTurn(Action, frozen=True, tag=True):
     """Answered by `TurnFailed(reason="aborted")`, or by `TurnFinished` if it ended first."""
 
@@ -227,6 +248,8 @@ AnyAction = (
     | PrepareEnvironment
     | ReleaseEnvironment
     | StartTurn
+    | FetchPrefix
+    | HandOver
     | AbortTurn
     | RunTool
     | ComputeSignals

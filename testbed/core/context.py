@@ -24,6 +24,9 @@ class Context:
         self.now = 0.0
         self.out: list[Action] = []
         self.engines = [Engine(e.index, e.pool) for e in layout.engines]
+        prefill = layout.prefill_engines
+        self.sides = (self.engines[:prefill], self.engines[prefill:]) if prefill else (self.engines,)
+        """Engines that can stand in for each other: prefill and decode, or all."""
         self.trajectories: dict[int, Trajectory] = {}
         self.groups: dict[int, Group] = {}
         self.progress = Progress(

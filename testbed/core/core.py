@@ -46,6 +46,7 @@ class Core:
             said.TasksExhausted: self._tasks_exhausted,
             said.EnvironmentReady: r.environment_ready,
             said.TurnFinished: self._turn_finished,
+            said.PrefillFinished: self._prefill_finished,
             said.TurnFailed: self._turn_failed,
             said.ToolFinished: self._tool_finished,
             said.SignalReady: self._signal_ready,
@@ -96,7 +97,7 @@ class Core:
         return handle
 
     def _pump(self) -> None:
-        if all(e.state == "lost" for e in self.context.engines):
+        if any(all(e.state == "lost" for e in side) for side in self.context.sides):
             self._finish("no_engine_left")
             return
         self.publications.pump()
@@ -126,6 +127,10 @@ class Core:
             self._maybe_finish()
         if not event.continues and not self._jobs.external:
             self._pump()
+
+    def _prefill_finished(self, event: said.PrefillFinished) -> None:
+        self.publications.turn_left(self.rollouts.prefill_finished(event))
+        self._pump()
 
     def _turn_failed(self, event: said.TurnFailed) -> None:
         engine = self.rollouts.turn_failed(event)

@@ -91,6 +91,18 @@ class TurnFinished(Event, frozen=True, tag=True):
     retractions: int = 0
 
 
+class PrefillFinished(Event, frozen=True, tag=True):
+    """A prefill engine has computed a prompt and its first token; the turn goes on in a decode engine. A turn of one
+    token ends there (`TurnFinished`)."""
+
+    trajectory: int
+    turn: int
+    engine: int
+    started_t: float
+    kv_version: int
+    """Oldest weight version among the KV of the prompt."""
+
+
 class TurnFailed(Event, frozen=True, tag=True):
     """A model call was lost, refused or aborted. `reason`: `aborted`, `engine_lost`, `refused`, ..."""
 
@@ -209,6 +221,7 @@ AnyEvent = (
     | TasksExhausted
     | EnvironmentReady
     | TurnFinished
+    | PrefillFinished
     | TurnFailed
     | ToolFinished
     | SignalReady

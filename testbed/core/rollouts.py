@@ -17,7 +17,8 @@ from testbed.core.experience import ExperienceStore
 from testbed.core.records import Engine, Group, Trajectory
 from testbed.policies.admission import admission
 from testbed.policies.concurrency import concurrency
-from testbed.policies.routing import RouteRequest, router
+from testbed.policies.routing import Router, RouteRequest, router
+from testbed.policies.routing.split import SplitRouter
 
 MAX_ATTEMPTS = 4
 """A turn that was lost this often ends its trajectory as failed."""
@@ -33,7 +34,17 @@ class Rollouts:
         rollout = ctx.scenario.rollout
         self.admission = admission(rollout.admission)
         self.concurrency = concurrency(rollout.concurrency)
-        self.router = router(rollout.routing, len(ctx.engines), rng)
+        self._chosen_from = ctx.layout.prefill_engines or len(ctx.engines)
+        """The first so many engines are the ones that turns are sent to."""
+        self.router: Router = router(rollout.routing, self._chosen_from, rng)
+        placement = ctx.scenario.placement
+        self._split: SplitRouter | None = None
+        if placement.mode == "disaggregated" and placement.pd_disaggregation is not None:
+            decode = len(ctx.engines) - self._chosen_from
+            self._split = SplitRouter(self.router, placement.pd_disaggregation, self._chosen_from, decode, rng)
+            self.router = self._split
+        self._handing: deque[tuple[Trajectory, int, int]] = deque()
+        """(trajectory, prefill engine, version of its KV): computed prompts that wait for a decode engine."""
         self._keeps_kv = ctx.scenario.weights.transition.kv == "keep"
         self._open_arrivals = getattr(ctx.scenario.workload, "arrivals", "closed") != "closed"
         self._together = ctx.scenario.algorithm.group_ready_together
@@ -58,10 +69,14 @@ class Rollouts:
 
     def pump(self) -> None:
         """Start whatever may start now."""
+        if self._handing:
+            self._hand_over()
         if self.queue:
             self._dispatch()
         while not (blocked := self._blocked_by()):
             self._start_group()
+        if self._open_arrivals and self.queue:  # a task that had arrived was there at once
+            self._dispatch()
         if blocked != self._blocked:
             self._blocked = blocked
             self._ctx.note("admission", blocked)
@@ -165,7 +180,9 @@ class Rollouts:
             group = t.group
             id, turn = t.id, t.turn
             prompt = t.prompt_tokens + t.output_tokens + t.observation_tokens
-            request = RouteRequest(id, group.id, turn, group.task, prompt, group.blocks, group.block_tokens, t.home)
+            request = RouteRequest(
+                id, group.id, turn, group.task, prompt, group.blocks, group.block_tokens, t.home, ctx.now
+            )
             index = router.choose(request)
             if index is None:
                 return
@@ -182,6 +199,8 @@ class Rollouts:
             engine.in_flight[id] = t
             self.in_flight += 1
             router.started(index, request)
+            if router.fetch[1]:
+                ctx.out.append(do.FetchPrefix(id, turn, index, *router.fetch))
             if self.concurrency.engine_full(index, len(engine.in_flight)):
                 self._full.add(index)
                 router.close(index)
@@ -192,7 +211,7 @@ class Rollouts:
         if engine.in_flight.pop(t.id, None) is None:
             raise ProtocolError(f"trajectory {t.id} has no turn in engine {index}")
         self.in_flight -= 1
-        self.router.finished(index)
+        self.router.finished(index, t.id)
         if self._full and index in self._full and not self.concurrency.engine_full(index, len(engine.in_flight)):
             self._full.discard(index)
             if index not in self._held:
@@ -208,7 +227,8 @@ class Rollouts:
         t.output_tokens += event.output_tokens
         if t.first_token_t < 0:
             t.first_token_t = event.first_token_t
-        t.home = event.engine
+        if event.engine < self._chosen_from:
+            t.home = event.engine
         t.engine = -1
         if t.aborting and not t.aborting.startswith("requeue"):
             self._end(t, "abort", "aborted", t.aborting)
@@ -272,7 +292,62 @@ class Rollouts:
         if group.generated == len(group.members) and self.admission.early_stop(self._p):
             self._stop_round()
 
-    def _over(self, event: said.TurnFinished | said.TurnFailed) -> tuple[Engine, Trajectory | None]:
+    # --- from prefill to decode ---------------------------------------------------------------------------------------
+
+    def prefill_finished(self, event: said.PrefillFinished) -> Engine:
+        """Returns the prefill engine, which is done with this turn."""
+        engine, t = self._over(event)
+        if t is None:
+            return engine
+        t.home = event.engine
+        t.engine = -1
+        if t.aborting.startswith("requeue"):
+            self._send_again(t, counts=False)
+        elif t.aborting:
+            self._end(t, "abort", "aborted", t.aborting)
+        else:
+            self.in_flight += 1
+            self._handing.append((t, event.engine, event.kv_version))
+        return engine
+
+    def _hand_over(self) -> None:
+        """Computed prompts go to decode engines. KV of older weights than those of the engine that would go on with it
+        is given up, unless the transition rule keeps it."""
+        ctx, split = self._ctx, self._split
+        assert split is not None
+        while self._handing:
+            t, source, version = self._handing[0]
+            group = t.group
+            prompt = t.prompt_tokens + t.output_tokens + t.observation_tokens
+            request = RouteRequest(
+                t.id, group.id, t.turn, group.task, prompt, group.blocks, group.block_tokens, t.home, ctx.now
+            )
+            index = split.choose_decode(request)
+            if index is None:
+                return
+            self._handing.popleft()
+            engine = ctx.engines[index]
+            if version != engine.version and not self._keeps_kv:
+                self.in_flight -= 1
+                self._send_again(t, counts=False)
+                continue
+            t.engine = index
+            engine.in_flight[t.id] = t
+            split.started(index, request)
+            ctx.out.append(do.HandOver(t.id, t.turn, source, index, split.decode_why))
+
+    def _between(self, t: Trajectory) -> bool:
+        """Take a trajectory out of those that wait for a decode engine, if it is one."""
+        for waiting in self._handing:
+            if waiting[0] is t:
+                self._handing.remove(waiting)
+                self.in_flight -= 1
+                return True
+        return False
+
+    def _over(
+        self, event: said.TurnFinished | said.PrefillFinished | said.TurnFailed
+    ) -> tuple[Engine, Trajectory | None]:
         """The engine, and the trajectory whose turn has left it; None if an engine that was given up answers after all
         (its turns were sent elsewhere). Raises `ProtocolError` if the turn is not in flight."""
         engine = self._ctx.engines[event.engine]
@@ -349,7 +424,9 @@ class Rollouts:
         for t in group.members:
             if not self._together and t.state not in ("preparing", "queued", "generating", "acting"):
                 continue
-            if t.state == "generating":
+            if t.state == "generating" and t.engine < 0 and self._between(t):
+                self._end(t, "abort", "aborted", reason)
+            elif t.state == "generating":
                 t.aborting = reason
                 self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, reason))
             elif t.id in self._ctx.trajectories:
@@ -385,7 +462,10 @@ class Rollouts:
                 self._end(t, "abort", "aborted", t.aborting)
             else:
                 self._send_again(t, counts=True)
-        self.router.cache_dropped(engine.index)
+        for t, source, _ in list(self._handing):
+            if source == engine.index and self._between(t):
+                self._send_again(t, counts=True)
+        self.router.lost(engine.index)
 
     # --- engines ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from math import ceil
 
 from testbed.core.actions import (
     ComputeSignals,
+    HandOver,
     Note,
     PrepareEnvironment,
     PrepareWeights,
@@ -28,6 +29,7 @@ from testbed.core.events import (
     EnvironmentReady,
     LoadReported,
     PoolSwitched,
+    PrefillFinished,
     SignalReady,
     ToolFinished,
     TrainerReleased,
@@ -96,6 +98,8 @@ class GpuTime:
         self.handlers: Handlers = {
             StartTurn: self._start_turn,
             TurnFinished: self._end_turn,
+            PrefillFinished: self._end_turn,
+            HandOver: lambda t, a: self._enter_engine(t, a.to),
             TurnFailed: self._end_turn,
             RunTool: self._goes_outside,
             PrepareEnvironment: self._goes_outside,
@@ -128,14 +132,17 @@ class GpuTime:
     # --- turns, tools, notes ------------------------------------------------------------------------------------------
 
     def _start_turn(self, t: float, a: StartTurn) -> None:
-        engine = self._engines[a.engine]
+        self._enter_engine(t, a.engine)
+
+    def _enter_engine(self, t: float, index: int) -> None:
+        engine = self._engines[index]
         engine.in_flight = n = engine.in_flight + 1
         self._in_flight += 1
         if n == 1 or n == self._tail_at:
             self._place(engine, t)
             self._recheck_cause(t)
 
-    def _end_turn(self, t: float, e: TurnFinished | TurnFailed) -> None:
+    def _end_turn(self, t: float, e: TurnFinished | PrefillFinished | TurnFailed) -> None:
         engine = self._engines[e.engine]
         if engine.lost:
             return

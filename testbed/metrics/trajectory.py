@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from testbed.core.actions import PrepareEnvironment, RunTool, StartTurn, SwitchPool
+from testbed.core.actions import HandOver, PrepareEnvironment, RunTool, StartTurn, SwitchPool
 from testbed.core.events import (
     EngineJoined,
     EngineLost,
@@ -16,6 +16,7 @@ from testbed.core.events import (
     EngineResumed,
     EnvironmentReady,
     PoolSwitched,
+    PrefillFinished,
     ToolFinished,
     TurnFailed,
     TurnFinished,
@@ -74,6 +75,7 @@ class Life:
     """Sums of one trajectory over its turns, in seconds and tokens."""
 
     __slots__ = (
+        "_decodes_from",
         "_pause_mark",
         "_since",
         "capped",
@@ -100,6 +102,8 @@ class Life:
         """Its last turn ended at the length cap."""
         self._since = 0.0
         self._pause_mark = 0.0
+        self._decodes_from = -1.0
+        """When the turn went over to another engine; -1: it has not."""
 
 
 class Lives:
@@ -117,6 +121,8 @@ class Lives:
             EnvironmentReady: self._environment_ready,
             StartTurn: self._start_turn,
             TurnFinished: self._turn_finished,
+            PrefillFinished: self._prefill_finished,
+            HandOver: self._hand_over,
             TurnFailed: self._turn_failed,
             RunTool: self._run_tool,
             ToolFinished: self._tool_finished,
@@ -144,6 +150,20 @@ class Lives:
             life = self._lives[a.trajectory] = Life()
         clock = self._clocks[a.engine]
         life._pause_mark = clock.total(t) if clock.stopped else clock.before
+        life._decodes_from = -1.0
+
+    def _prefill_finished(self, t: float, e: PrefillFinished) -> None:
+        life = self._lives.get(e.trajectory)
+        if life is not None:
+            clock = self._clocks[e.engine]
+            life.paused += clock.total(t) - life._pause_mark
+            life.prefill -= clock.within(e.started_t, t)
+
+    def _hand_over(self, t: float, a: HandOver) -> None:
+        life = self._lives.get(a.trajectory)
+        if life is not None:
+            life._pause_mark = self._clocks[a.to].total(t)
+            life._decodes_from = t
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
         life = self._lives.get(e.trajectory)
@@ -155,8 +175,11 @@ class Lives:
         life.decode += t - e.first_token_t
         if paused > 0:
             life.paused += paused
-            life.prefill -= clock.within(e.started_t, e.first_token_t)
-            life.decode -= clock.within(e.first_token_t, t)
+            if life._decodes_from < 0:
+                life.prefill -= clock.within(e.started_t, e.first_token_t)
+                life.decode -= clock.within(e.first_token_t, t)
+            else:
+                life.decode -= clock.within(life._decodes_from, t)
         life.tokens += e.output_tokens
         life.capped = e.finish_reason == "length" and not e.continues
 

@@ -310,6 +310,20 @@ def kv_pool_tokens(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> int:
     return tokens
 
 
+def host_kv_tokens(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> int:
+    """KV slots of one engine in host memory, in whole pages; 0 without a hierarchical cache."""
+    options = scenario.rollout.engine
+    tier = options.hierarchical_cache
+    if tier is None:
+        return 0
+    gpus = scenario.placement.rollout_num_gpus_per_engine
+    if tier.hicache_size is not None:
+        tokens = int(tier.hicache_size * 1e9 * gpus // engine_memory_of(scenario, model, gpu).kv_bytes_per_token)
+    else:
+        tokens = int(tier.hicache_ratio * kv_pool_tokens(scenario, model, gpu))
+    return tokens - tokens % options.page_size
+
+
 def trainer_state_bytes_per_gpu(model: ModelSpec, training: Training, gpus: int) -> float:
     """Weights, gradients and optimizer states on one trainer GPU, bytes (activations not counted).
 

@@ -18,6 +18,8 @@ class EngineSpec(Struct, frozen=True):
     pool: int
     gpus: int
     node: int
+    role: str = "both"
+    """`prefill`, `decode`, or `both`."""
 
 
 class PoolSpec(Struct, frozen=True):
@@ -43,6 +45,11 @@ class Layout(Struct, frozen=True):
         return sum(p.gpus for p in self.pools)
 
     @property
+    def prefill_engines(self) -> int:
+        """The first so many engines only prefill and the others only decode; 0: all do both."""
+        return sum(e.role == "prefill" for e in self.engines)
+
+    @property
     def train_gpus(self) -> int:
         return self.pools[self.train_pool].gpus
 
@@ -54,12 +61,18 @@ def layout_of(scenario: Scenario) -> Layout:
     per_node = scenario.cluster.gpus_per_node
     engines: list[EngineSpec] = []
     pools: list[PoolSpec] = []
+    split = p.pd_disaggregation if p.mode == "disaggregated" else None
+
+    def role(engine: int) -> str:
+        if split is None:
+            return "both"
+        return "prefill" if engine < split.prefill_num_gpus // per else "decode"
 
     def add(name: str, gpus: int, first_gpu: int, serves: bool, trains: bool) -> None:
         index = len(pools)
         mine = tuple(range(len(engines), len(engines) + (gpus // per if serves else 0)))
         engines.extend(
-            EngineSpec(index=e, pool=index, gpus=per, node=(first_gpu + i * per) // per_node)
+            EngineSpec(index=e, pool=index, gpus=per, node=(first_gpu + i * per) // per_node, role=role(e))
             for i, e in enumerate(mine)
         )
         phase = "generate" if serves else "train"

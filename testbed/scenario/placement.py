@@ -39,6 +39,16 @@ class Switch(Section):
     """Leaving the generation phase drops the engines' KV."""
 
 
+class PdDisaggregation(Section):
+    """Prefill and decode on engines of their own. `rollout.routing` chooses the prefill engine of a turn; when its
+    prompt is computed, its KV goes to a decode engine, which makes the second token and all that follow."""
+
+    prefill_num_gpus: PositiveInt
+    """Of `rollout_num_gpus`: they prefill, the others decode."""
+    decode_policy: Literal["random", "round_robin", "power_of_two", "least_load"] = "least_load"
+    """Which decode engine (SGLang's `--decode-policy`). Chosen when the prompt is computed, not when it is sent."""
+
+
 class Colocated(Section):
     """All GPUs generate, then all GPUs train. Phase switches cost time; weights travel inside the GPU (cuda_ipc)."""
 
@@ -56,6 +66,8 @@ class Disaggregated(Section):
     rollout_num_gpus: PositiveInt
     actor_num_gpus: PositiveInt
     rollout_num_gpus_per_engine: PositiveInt = 1
+    pd_disaggregation: PdDisaggregation | None = None
+    """null: every engine prefills and decodes."""
     roles: Roles = Roles()
 
 

@@ -1,5 +1,5 @@
-"""The generation side: engine options under SGLang's names, and the policies of admission, concurrency, routing and
-programs."""
+"""The generation side: engine options under SGLang's names, and the policies of admission, concurrency and programs
+(routing: `testbed.scenario.routing`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from pydantic import Field, model_validator
 
 from testbed.scenario.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from testbed.scenario.model import Precision
+from testbed.scenario.routing import LeastLoad, Routing
+
+
+class HierarchicalCache(Section):
+    """KV in host memory behind that in the GPU's (SGLang's HiCache, `--enable-hierarchical-cache`, write-through): what
+    the GPU evicts is still there, and comes back beside the prefill that uses it."""
+
+    hicache_ratio: PositiveFloat = 2.0
+    """Host slots / KV slots of the GPU."""
+    hicache_size: PositiveFloat | None = None
+    """GB of host memory per GPU (1e9 bytes); instead of the ratio."""
 
 
 class EngineOptions(Section):
@@ -27,6 +38,8 @@ class EngineOptions(Section):
     context_length: PositiveInt | None = None
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
+    hierarchical_cache: HierarchicalCache | None = None
+    """null: what the GPU evicts is gone."""
     weight_precision: Precision = "bf16"
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
 
@@ -133,68 +146,7 @@ Concurrency = Annotated[
     Unlimited | FixedConcurrency | PerEngineConcurrency | AimdConcurrency, Field(discriminator="type")
 ]
 
-# --- routing: which engine? -------------------------------------------------------------------------------------------
-
-
-class RandomRouting(Section):
-    type: Literal["random"] = "random"
-
-
-class RoundRobin(Section):
-    type: Literal["round_robin"] = "round_robin"
-
-
-class PowerOfTwo(Section):
-    """Two engines at random, the one with fewer turns."""
-
-    type: Literal["power_of_two"] = "power_of_two"
-
-
-class LeastLoad(Section):
-    """The engine with the fewest turns; ties by lowest index."""
-
-    type: Literal["least_load"] = "least_load"
-
-
-class ConsistentHashing(Section):
-    """A ring of virtual nodes keyed by group."""
-
-    type: Literal["consistent_hashing"] = "consistent_hashing"
-    virtual_nodes: PositiveInt = 160
-
-
-class SessionAffinity(Section):
-    """A trajectory stays with its first engine; the first goes to the least loaded."""
-
-    type: Literal["session_affinity"] = "session_affinity"
-
-
-class CacheAware(Section):
-    """SGLang's rule: imbalanced (max - min > abs and max > rel x min) -> shortest queue; else longest match above the
-    threshold; else least loaded."""
-
-    type: Literal["cache_aware"] = "cache_aware"
-    cache_threshold: Fraction = 0.3
-    balance_abs_threshold: Annotated[int, Field(ge=0)] = 64
-    balance_rel_threshold: Annotated[float, Field(ge=1)] = 1.5
-    max_tree_size: PositiveInt = 67_108_864
-    """Tokens in the router's approximate tree of one engine; the oldest leaves go first."""
-
-
-class CostBased(Section):
-    """Smallest wait + prefill of what is not cached: A iff wait_A + prefill(suffix) < wait_B + prefill(P + suffix)."""
-
-    type: Literal["cost"] = "cost"
-    prefill_tokens_per_s: PositiveFloat
-    """Rate used for the estimate."""
-    decode_seconds_per_turn: NonNegativeFloat = 0.0
-    """Estimated wait that one turn already in the engine adds."""
-
-
-Routing = Annotated[
-    RandomRouting | RoundRobin | PowerOfTwo | LeastLoad | ConsistentHashing | SessionAffinity | CacheAware | CostBased,
-    Field(discriminator="type"),
-]
+# --- programs -----------------------------------------------------------------------------------------------------
 
 
 class NoPrograms(Section):

@@ -410,3 +410,24 @@ def test_groups_in_flight_that_a_publication_makes_too_old_are_cancelled_before_
     assert second <= cancelled <= paused, "at v2 it would be two versions old"
     end = next(a for _, a in run.of(do.Retire) if a.trajectories == (0,))
     assert (end.outcome, end.reason) == ("aborted", "stale")
+
+
+def test_an_open_arrival_is_sent_at_the_instant_it_arrives() -> None:
+    """It waited for the next event of any kind, so the last request before a quiet minute waited that minute."""
+    config = scenario(
+        workload={
+            "type": "lengths",
+            "reply": {"type": "fixed", "tokens": 50},
+            "max_response_length": 1000,
+            "arrivals": "poisson",
+            "arrival_rate_per_s": 1.0,
+        },
+        algorithm={"n_samples_per_prompt": 2, "rollout_batch_size": 3},
+        rollout__admission={"type": "fully_async", "async_max_concurrent_groups": 8},
+        run__num_rollout=1,
+    )
+    run = Scripted(config, turn=500.0)
+    for task in range(3):
+        run.at(100.0 * task, lambda t, i=task: said.TaskArrived(t, -1, i, 100))
+    run.run()
+    assert [(t, a.task) for t, a in run.of(do.StartTurn)] == [(100.0 * i, i) for i in range(3) for _ in range(2)]

@@ -15,12 +15,17 @@ from hypothesis import strategies as st
 from testbed.policies.routing import RouteRequest, router
 from testbed.policies.routing.hashing import stable_hash
 from testbed.policies.routing.prefix_tree import PrefixTree
-from testbed.scenario.rollout import (
+from testbed.scenario.routing import (
+    BoundedConsistentHashing,
     CacheAware,
     ConsistentHashing,
     CostBased,
+    DynamoKv,
     LeastLoad,
+    Mooncake,
     PowerOfTwo,
+    Preble,
+    PrefixHash,
     RandomRouting,
     RoundRobin,
     SessionAffinity,
@@ -36,6 +41,13 @@ ALL = [
     SessionAffinity(),
     CacheAware(balance_abs_threshold=2),
     CostBased(prefill_tokens_per_s=1024, decode_seconds_per_turn=0.5),
+    LeastLoad(load="prompt_tokens"),
+    BoundedConsistentHashing(virtual_nodes=20),
+    PrefixHash(virtual_nodes=20),
+    DynamoKv(),
+    DynamoKv(router_temperature=0.5),
+    Mooncake(prefill_tokens_per_s=1024, transfer_tokens_per_s=4096),
+    Preble(prefill_tokens_per_s=1024),
 ]
 
 
@@ -148,6 +160,8 @@ def test_rk_02_ended_turns_take_their_prefill_with_them():
 
 
 COST = CostBased(prefill_tokens_per_s=RATE, decode_seconds_per_turn=0.5)
+DYNAMO = DynamoKv(kv_cache_block_size=1024)
+MOONCAKE = Mooncake(prefill_tokens_per_s=RATE, transfer_tokens_per_s=6 * RATE)
 CHOICES = [
     # 40 turns in A and 30 in B: balanced for a router that follows the cache, too long for one that counts time
     (LeastLoad(), 40, 30, -1, B, "least_load"),
@@ -173,6 +187,23 @@ CHOICES = [
         "shortest_queue",
     ),
     (CacheAware(), 70, 30, -1, A, "prefix_match"),
+    # least_load by prompts: the turns of both queues are empty prompts, and A's own turn has ended
+    (LeastLoad(load="prompt_tokens"), 40, 30, -1, B, "least_load"),
+    # Dynamo: 1,024 tokens to prefill in A and 4,096 in B, decode of 4,096 either way; the others weigh nothing
+    (DYNAMO, 40, 30, -1, A, "dynamo_kv"),
+    (DYNAMO.model_copy(update={"overlap_score_credit": 0.0}), 40, 30, -1, B, "dynamo_kv"),
+    # Mooncake: A 1 s. B 4 s by itself, and 3,072 tokens / 6,144 a second + 1 s = 1.5 s with what A has
+    (MOONCAKE, 40, 30, -1, A, "local_prefix"),
+    # Preble: 3,072 of 4,096 tokens are cached; exploits A, whose load is 3 + 40 x 0.5 s, against 15 s
+    (Preble(prefill_tokens_per_s=RATE, decode_seconds_per_turn=0.5), 40, 30, -1, A, "exploit"),
+    (
+        Preble(prefill_tokens_per_s=RATE, decode_seconds_per_turn=0.5, high_load_threshold=1.25),
+        40,
+        30,
+        -1,
+        B,
+        "high_load",
+    ),
 ]
 
 
@@ -255,7 +286,7 @@ def test_rk_10_imbalance_is_judged_among_open_engines():
 
 
 def test_cache_aware_keeps_the_first_holder_of_a_prefix():
-    policy = make(CacheAware(), 3)
+    policy = make(CacheAware(told_of_flushes=True), 3)
     for engine in (2, 0, 1):
         policy.started(engine, request(5))
     assert policy.choose(request(5)) == 2
@@ -266,13 +297,45 @@ def test_cache_aware_keeps_the_first_holder_of_a_prefix():
     assert policy.choose(request(5)) == 0
 
 
-def test_cache_aware_forgets_a_dropped_cache():
-    policy = make(CacheAware(), 2)
+def test_cache_aware_forgets_a_dropped_cache_if_it_is_told():
+    policy = make(CacheAware(told_of_flushes=True), 2)
     policy.started(B, request(5))
     load(policy, B, 1)
     assert policy.choose(request(5)) == B
     policy.cache_dropped(B)
     assert (policy.choose(request(5)), policy.why) == (A, "least_load")
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        CacheAware(),
+        CostBased(prefill_tokens_per_s=1000),
+        DynamoKv(),
+        Mooncake(prefill_tokens_per_s=1000, transfer_tokens_per_s=None),
+        Preble(prefill_tokens_per_s=1000),
+    ],
+    ids=lambda c: c.type,
+)
+def test_a_router_knows_of_a_flush_only_if_it_is_told_and_of_a_loss_always(config, told):
+    """The engine with the prefix has one turn more: it is worth going to as long as the prefix is thought to be there.
+
+    The prompt's whole 1,000 tokens against the one turn's nothing.
+    """
+    policy = make(config.model_copy(update={"told_of_flushes": told}), 2)
+    policy.started(B, request(5))
+    policy.finished(B)
+    load(policy, B, 1)
+    assert policy.choose(request(5)) == B
+    policy.cache_dropped(B)
+    assert policy.choose(request(5)) == (A if told else B)
+    policy.lost(B)
+    assert policy.choose(request(5)) == A
+
+
+def test_sglangs_router_is_not_told_of_flushes():
+    assert not CacheAware().told_of_flushes
 
 
 class Everything:
@@ -328,7 +391,10 @@ STEPS = st.lists(
 @given(st.integers(1, 5), STEPS, st.integers(0, 3), st.sampled_from([1.0, 1.5]), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
 def test_rk_10_cache_aware_equals_brute_force(engines, steps, abs_threshold, rel_threshold, threshold):
     config = CacheAware(
-        balance_abs_threshold=abs_threshold, balance_rel_threshold=rel_threshold, cache_threshold=threshold
+        balance_abs_threshold=abs_threshold,
+        balance_rel_threshold=rel_threshold,
+        cache_threshold=threshold,
+        told_of_flushes=True,
     )
     policy, oracle = make(config, engines), Everything(engines, config)
     for kind, value, *more in steps:
@@ -435,7 +501,7 @@ def test_load_is_started_minus_finished_and_closed_engines_are_never_chosen(conf
         if open_engines:
             loads = [turns[e] for e in open_engines]
             assert (policy.loads.fewest(), policy.loads.most()) == (min(loads), max(loads))
-        if config.type == "least_load":
+        if config == LeastLoad():
             assert policy.choose(request()) == min(open_engines, key=lambda e: (turns[e], e), default=None)
 
 

@@ -362,6 +362,10 @@ def test_staleness_and_publication_reach_each_other(overrides: tuple[str, ...], 
             "workload.arrivals",
         ),
         (("rollout.routing={type: cache_aware}", "rollout.engine.disable_radix_cache=true"), "rollout.routing.type"),
+        (
+            ("rollout.routing={type: dynamo_kv}", "rollout.engine.disable_radix_cache=true"),
+            "rollout.routing.type",
+        ),
         (("rollout.engine={page_size: 64, chunked_prefill_size: 100}",), "rollout.engine.chunked_prefill_size"),
         (("workload.reply={type: uniform, low: 20, high: 10}",), "workload.reply.low"),
         (("workload.turns={type: geometric, mean: 0.5}",), "workload.turns.mean"),
@@ -377,6 +381,46 @@ def test_staleness_and_publication_reach_each_other(overrides: tuple[str, ...], 
 def test_other_impossible_settings(overrides: tuple[str, ...], key: str) -> None:
     """0.1 x 8192 tokens at the cap alone is a mean of 819, above 700."""
     assert keys(*overrides) == [key]
+
+
+# --- KV ---------------------------------------------------------------------------------------------------------------
+
+PD = "placement.pd_disaggregation={prefill_num_gpus: 4}"
+TIER = "rollout.engine.hierarchical_cache"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "mended"),
+    [
+        ((PD,), "", ()),
+        ((PD.replace("4", "8"),), "placement.pd_disaggregation.prefill_num_gpus", (PD.replace("4", "7"),)),
+        (
+            (PD.replace("4", "3"), "placement.rollout_num_gpus_per_engine=2"),
+            "placement.pd_disaggregation.prefill_num_gpus",
+            (PD,),
+        ),
+        (
+            (PD, "weights.participation={type: waves, size: 2}"),
+            "weights.participation.type",
+            ("weights.participation={type: all}",),
+        ),
+        (
+            (PD, "rollout.concurrency={type: per_engine, max_concurrent_per_engine: 8}"),
+            "rollout.concurrency.type",
+            ("rollout.concurrency={type: fixed, max_concurrent: 256}",),
+        ),
+        ((f"{TIER}={{}}",), "", ()),
+        ((f"{TIER}={{hicache_ratio: 0.5}}",), f"{TIER}.hicache_ratio", (f"{TIER}={{hicache_ratio: 2}}",)),
+        # 8 GPUs with 51.6 GB of KV each (0.85 x 80 - 16.4), ratio 5: 258 GB each of 2,048 / 8 = 256
+        ((f"{TIER}={{hicache_ratio: 5}}",), f"{TIER}.hicache_ratio", (f"{TIER}={{hicache_ratio: 4.9}}",)),
+        ((f"{TIER}={{hicache_size: 200}}",), "", ()),
+        ((f"{TIER}={{hicache_size: 300}}",), f"{TIER}.hicache_size", (f"{TIER}={{hicache_size: 256}}",)),
+        ((f"{TIER}={{}}", "rollout.engine.disable_radix_cache=true"), TIER, (f"{TIER}=null",)),
+    ],
+)
+def test_where_kv_lives_and_travels(overrides: tuple[str, ...], key: str, mended: tuple[str, ...]) -> None:
+    assert keys(*overrides) == ([key] if key else [])
+    assert keys(*overrides, *mended) == []
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

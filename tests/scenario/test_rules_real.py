@@ -53,6 +53,24 @@ REFUSED = [
         ("real.loss.normal_length=1024",),
     ),
     (
+        ("placement.pd_disaggregation={prefill_num_gpus: 4}",),
+        "placement.pd_disaggregation",
+        "simulated only",
+        ("placement.pd_disaggregation=null",),
+    ),
+    (
+        ("rollout.engine.hierarchical_cache={}",),
+        "rollout.engine.hierarchical_cache",
+        "simulated only",
+        ("rollout.engine.hierarchical_cache=null",),
+    ),
+    (
+        ("rollout.routing={type: mooncake, prefill_tokens_per_s: 1000, transfer_tokens_per_s: 1000}",),
+        "rollout.routing.transfer_tokens_per_s",
+        "simulated only",
+        ("rollout.routing={type: mooncake, prefill_tokens_per_s: 1000, transfer_tokens_per_s: null}",),
+    ),
+    (
         ("real.loss.normal_length=1024",),
         "real.loss.normal_length",
         "`token-mean` divides by no constant length",

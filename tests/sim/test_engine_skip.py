@@ -104,3 +104,16 @@ def test_reading_counters_changes_nothing(seed: int) -> None:
         results.append(Driver(work, EngineModel(work.options, work.costs), sync_every=every).run().said)
     assert len(results[0]) == len(results[1])
     assert all(same(a, b, 1e-11) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_skip_equals_iterate_with_host_memory(page: int, policy: str) -> None:
+    """Two tiers, loading that is now hidden and now not; some of it is used."""
+    loads = 0
+    for seed in range(12):
+        fixed = {"page_size": page, "schedule_policy": policy, "load_back_tokens_per_s": 2e3}
+        with_host = assert_same(seed, host_tokens=4096, **fixed)[1].engine
+        without = both(seed, **fixed)[1].engine
+        loads += with_host.prefill_tokens != without.prefill_tokens
+    assert loads >= 3

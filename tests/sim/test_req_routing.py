@@ -261,6 +261,75 @@ def test_rk_09_affinity_without_the_queue_loses_on_a_hot_prefix() -> None:
     assert p99(cost) < 0.5 * p99(affinity)
 
 
+SPREAD: dict[str, dict[str, Any]] = {
+    "random": {},
+    "round_robin": {},
+    "power_of_two": {},
+    "least_load": {"load": "prompt_tokens"},
+    "consistent_hashing": {},
+    "bounded_consistent_hashing": {},
+    "prefix_hash": {},
+    "session_affinity": {},
+    "cache_aware": {},
+    "cost": {"prefill_tokens_per_s": 1 / PER_TOKEN, "decode_seconds_per_turn": 0.1},
+    "dynamo_kv": {},
+    "mooncake": {"prefill_tokens_per_s": 1 / PER_TOKEN, "transfer_tokens_per_s": None},
+    "preble": {"prefill_tokens_per_s": 1 / PER_TOKEN, "decode_seconds_per_turn": 0.1},
+}
+"""Every routing type with its options."""
+
+
+@pytest.mark.parametrize("kind", SPREAD)
+def test_rk_11_every_policy_carries_a_run_of_groups_and_tools_to_its_end(kind: str) -> None:
+    """All invariants hold, every engine is used, and later turns find what was said where a policy looks for it."""
+    r = linear_run(
+        placement=split(4, 1),
+        cluster__gpus_per_node=8,
+        algorithm={"n_samples_per_prompt": 4, "rollout_batch_size": 8},
+        workload__prompt=fixed(2000),
+        workload__reply={"type": "uniform", "low": 20, "high": 100},
+        workload__turns=fixed(3),
+        workload__observation=fixed(50),
+        workload__tool_time={"type": "exponential", "mean_s": 1.0},
+        simulation__engine_costs=COSTS,
+        rollout__routing={"type": kind, **SPREAD[kind]},
+        run__num_rollout=2,
+    )
+    r.checked()
+    assert {e.engine for _, e, _ in r.turns()} == {0, 1, 2, 3}
+    later = hit_share(r, from_turn=1)
+    if kind in ("random", "power_of_two"):
+        assert later < 0.85
+    elif kind not in ("round_robin", "least_load"):
+        assert later > 0.9
+
+
+def test_rk_10_a_router_that_is_not_told_of_flushes_goes_where_nothing_is_left() -> None:
+    """Every update empties all caches. SGLang's router still sends everybody to the engine that once had the prefix."""
+    for told in (False, True):
+        r = linear_run(
+            **{
+                **HOT,
+                "run__num_rollout": 3,
+                "weights__transition": {"pause_generation_mode": "retract", "kv": "flush"},
+            },
+            rollout__routing={
+                "type": "cache_aware",
+                "balance_abs_threshold": 10_000,
+                "cache_threshold": 0.5,
+                "told_of_flushes": told,
+            },
+        )
+        first: dict[int, tuple[float, int, int, str]] = {}
+        for sent, e, start in r.turns():
+            turn = (sent, start.trajectory, e.cached_tokens, start.why)
+            first[e.spans[0][0]] = min(first.get(e.spans[0][0], turn), turn)
+        assert sorted(first) == [0, 1, 2]
+        assert [cached for _, _, cached, _ in first.values()] == [0, 0, 0], "the first of a version finds nothing"
+        after = "least_load" if told else "prefix_match"
+        assert [first[version][3] for version in range(3)] == ["least_load", after, after]
+
+
 @pytest.mark.parametrize(("absolute", "relative", "threshold"), [(64, 1.5, 0.3), (32, 1.1, 0.5)])
 def test_rk_10_every_choice_of_cache_aware_follows_its_rule(absolute: int, relative: float, threshold: float) -> None:
     """Loads counted from the log: imbalanced -> shortest queue; else a match above the threshold -> its engine; else

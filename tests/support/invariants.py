@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import msgspec
+
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.core import Core
@@ -30,6 +32,8 @@ class Watch:
         self.populated = 0
         self.retired: dict[int, do.Retire] = {}
         self.live: dict[int, do.StartTurn] = {}
+        self.computed: dict[int, do.StartTurn] = {}
+        """Prompts that are computed and wait for a decode engine."""
         self.sent: dict[tuple[int, int], int] = {}
         self.environments: Counter[int] = Counter()
         self.version = [0] * n
@@ -77,6 +81,8 @@ class Watch:
 
     def _did_StartTurn(self, a: do.StartTurn) -> None:
         assert a.trajectory not in self.live, "at most one live generation per request id"
+        assert self.layout.engines[a.engine].role != "decode", "turns start where prompts are computed"
+        self.computed.pop(a.trajectory, None)
         assert a.trajectory not in self.retired, "what is retired does not generate"
         assert not self.lost[a.engine] and not self.closed[a.engine], f"engine {a.engine} takes no turn now"
         pool = self.layout.engines[a.engine].pool
@@ -98,6 +104,21 @@ class Watch:
         versions = [v for v, _, _ in e.spans]
         assert versions == sorted(versions), "versions rise within a turn"
         assert e.started_t <= e.first_token_t <= e.t
+
+    def _heard_PrefillFinished(self, e: said.PrefillFinished) -> None:
+        turn = self.live.get(e.trajectory)
+        if turn is None or turn.engine != e.engine:
+            assert self.lost[e.engine], "only an engine that was given up computes a prompt that nobody waits for"
+            return
+        assert turn.turn == e.turn and self.layout.engines[e.engine].role == "prefill"
+        self.computed[e.trajectory] = self.live.pop(e.trajectory)
+
+    def _did_HandOver(self, a: do.HandOver) -> None:
+        turn = self.computed.pop(a.trajectory)
+        assert (turn.turn, turn.engine) == (a.turn, a.engine), "what was computed there goes on"
+        assert self.layout.engines[a.to].role == "decode"
+        assert not self.lost[a.to] and not self.closed[a.to], f"engine {a.to} takes no turn now"
+        self.live[a.trajectory] = msgspec.structs.replace(turn, engine=a.to)
 
     def _heard_TurnFailed(self, e: said.TurnFailed) -> None:
         turn = self.live.get(e.trajectory)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from testbed.policies.routing.base import LoadTracking, RouteRequest
 from testbed.policies.routing.loads import lowest_bit
-from testbed.policies.routing.prefix_tree import PrefixTree
-from testbed.scenario.rollout import CacheAware
+from testbed.policies.routing.prefixes import PrefixTracking
+from testbed.scenario.routing import CacheAware
 
 
 class SessionAffinityRouter(LoadTracking):
@@ -26,7 +26,7 @@ class SessionAffinityRouter(LoadTracking):
         return self.loads.least()
 
 
-class CacheAwareRouter(LoadTracking):
+class CacheAwareRouter(PrefixTracking):
     """SGLang's `cache_aware` (`sgl-model-gateway/src/policies/cache_aware.rs`), over the open engines:
 
     1. if max - min > balance_abs_threshold and max > balance_rel_threshold x min (turns): the shortest queue;
@@ -36,19 +36,18 @@ class CacheAwareRouter(LoadTracking):
     3. else the least loaded.
 
     All three put the prompt into the chosen engine's tree. Differences from SGLang: it matches characters, ours
-    blocks of tokens; its tree is not told of flushes and weight updates, ours is (`cache_dropped`); it trims trees
-    every 120 s, ours at once; and when the best match is on an engine that does not accept requests, it takes the
-    first engine that does, where ours takes the best match among those.
+    blocks of tokens; it trims trees every 120 s, ours at once; loads of engines that do not accept requests count in
+    its imbalance test, not in ours; and when the best match is on such an engine, it takes the first engine that does
+    accept, where ours takes the best match among those.
     """
 
     why = "least_load"
 
     def __init__(self, num_engines: int, config: CacheAware) -> None:
-        super().__init__(num_engines)
+        super().__init__(num_engines, config.max_tree_size, config.told_of_flushes)
         self._abs = config.balance_abs_threshold
         self._rel = config.balance_rel_threshold
         self._threshold = config.cache_threshold
-        self._tree = PrefixTree(num_engines, config.max_tree_size)
 
     def choose(self, request: RouteRequest) -> int | None:
         loads = self.loads
@@ -58,7 +57,7 @@ class CacheAwareRouter(LoadTracking):
         if most - fewest > self._abs and most > self._rel * fewest:
             self.why = "shortest_queue"
             return loads.least()
-        found = self._tree.matches(request, loads.open_mask)
+        found = self.tree.matches(request, loads.open_mask)
         if found:
             tokens, mask, first = found[-1]
             if tokens and tokens / request.prompt_tokens > self._threshold:
@@ -69,7 +68,4 @@ class CacheAwareRouter(LoadTracking):
 
     def started(self, engine: int, request: RouteRequest) -> None:
         self.loads.started(engine)
-        self._tree.insert(engine, request)
-
-    def cache_dropped(self, engine: int) -> None:
-        self._tree.drop(engine)
+        self.tree.insert(engine, request)

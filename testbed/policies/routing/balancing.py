@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from testbed.policies.routing.base import LoadTracking, RouteRequest, UniformSource
 from testbed.policies.routing.loads import lowest_bit
+from testbed.policies.routing.order import EngineOrder, Outstanding
 
 
 class LeastLoadRouter(LoadTracking):
@@ -16,6 +17,41 @@ class LeastLoadRouter(LoadTracking):
 
     def choose(self, request: RouteRequest) -> int | None:
         return self.loads.least()
+
+
+class LeastTokensRouter(LoadTracking):
+    """argmin over open engines of (prompt tokens of the turns there, turns, index): SGLang's `least_load`
+    (`sgl-model-gateway/src/policies/least_load.rs`), which counts characters and lets the first sent end first.
+    """
+
+    why = "least_load"
+
+    def __init__(self, num_engines: int) -> None:
+        super().__init__(num_engines)
+        self._tokens = [0] * num_engines
+        self._sent: Outstanding[int] = Outstanding(num_engines)
+        self._order = EngineOrder(num_engines)
+
+    def choose(self, request: RouteRequest) -> int | None:
+        least = self._order.least(self.loads.open_mask)
+        return None if least is None else least[2]
+
+    def started(self, engine: int, request: RouteRequest) -> None:
+        self.loads.started(engine)
+        self._sent.add(engine, request.trajectory, request.prompt_tokens)
+        self._add(engine, request.prompt_tokens)
+
+    def finished(self, engine: int, trajectory: int = -1) -> None:
+        super().finished(engine)
+        self._add(engine, -self._sent.pop(engine, trajectory))
+
+    def open(self, engine: int) -> None:
+        super().open(engine)
+        self._order.opened(engine)
+
+    def _add(self, engine: int, tokens: int) -> None:
+        self._tokens[engine] += tokens
+        self._order.put(engine, self._tokens[engine], self.loads.turns[engine])
 
 
 class RoundRobinRouter(LoadTracking):

@@ -30,6 +30,14 @@ class RouteRequest(Struct, frozen=True, gc=False):
     """Tokens of one block; the last block may be cut by `prompt_tokens`."""
     home: int = -1
     """Engine of the trajectory's previous turn; -1: none."""
+    t: float = 0.0
+    """When it is asked, seconds; never falls from one request to the next."""
+
+
+Fetch = tuple[int, int]
+"""(engine, tokens): the leading tokens of the prompt whose KV is to come from that engine."""
+
+NO_FETCH: Fetch = (-1, 0)
 
 
 class UniformSource(Protocol):
@@ -48,6 +56,11 @@ class Router(Protocol):
         """Short name of the rule behind the last choice, for the journal."""
         ...
 
+    @property
+    def fetch(self) -> Fetch:
+        """What the last choice wants to be brought to the engine before it computes the prompt; NO_FETCH: nothing."""
+        ...
+
     def choose(self, request: RouteRequest) -> int | None:
         """An open engine, or None if none is open. Changes no load: `started` does, once the turn was sent."""
         ...
@@ -56,8 +69,9 @@ class Router(Protocol):
         """The turn was sent to this engine."""
         ...
 
-    def finished(self, engine: int) -> None:
-        """A turn in this engine ended, well or not. ValueError if it has none."""
+    def finished(self, engine: int, trajectory: int = -1) -> None:
+        """The turn of this trajectory in this engine ended, well or not (-1: the one sent first). ValueError if the
+        engine has none."""
         ...
 
     def open(self, engine: int) -> None:
@@ -69,7 +83,11 @@ class Router(Protocol):
         ...
 
     def cache_dropped(self, engine: int) -> None:
-        """The engine's KV is gone (flush, weight change, loss)."""
+        """The engine's KV is gone (flush, weight change); a router that is not told of it takes no notice."""
+        ...
+
+    def lost(self, engine: int) -> None:
+        """The engine is gone, which every router notices: its connections are closed."""
         ...
 
 
@@ -77,6 +95,7 @@ class LoadTracking:
     """Base of all routers: counts turns in engines and remembers which engines are open."""
 
     why: str = ""
+    fetch: Fetch = NO_FETCH
 
     def __init__(self, num_engines: int) -> None:
         self.loads = Loads(num_engines)
@@ -84,7 +103,7 @@ class LoadTracking:
     def started(self, engine: int, request: RouteRequest) -> None:
         self.loads.started(engine)
 
-    def finished(self, engine: int) -> None:
+    def finished(self, engine: int, trajectory: int = -1) -> None:
         self.loads.finished(engine)
 
     def open(self, engine: int) -> None:
@@ -94,4 +113,7 @@ class LoadTracking:
         self.loads.close(engine)
 
     def cache_dropped(self, engine: int) -> None:
+        pass
+
+    def lost(self, engine: int) -> None:
         pass

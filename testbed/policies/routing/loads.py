@@ -8,10 +8,27 @@ whatever opens, closes and jumps happen.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 
 def lowest_bit(mask: int) -> int:
     """Index of the lowest set bit of a mask that is not 0."""
     return (mask & -mask).bit_length() - 1
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Indices of the set bits, ascending."""
+    while mask:
+        yield lowest_bit(mask)
+        mask &= mask - 1
+
+
+def level_of(levels: Sequence[tuple[int, int]], engine: int) -> int:
+    """Of levels (value, mask) whose masks shrink, the value of the last one that the engine is in; 0: of none."""
+    for value, mask in reversed(levels):
+        if mask >> engine & 1:
+            return value
+    return 0
 
 
 class Loads:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed.scenario.catalogue import CatalogueError, gpu_spec, model_spec
 from testbed.scenario.errors import Fault
-from testbed.scenario.rules import flow, gpus, inputs, memory, real, tasks, updates
+from testbed.scenario.rules import flow, gpus, inputs, kv, memory, real, tasks, updates
 from testbed.scenario.rules.context import Context
 from testbed.scenario.scenario import Scenario
 
@@ -36,10 +36,15 @@ RULES: tuple[Rule, ...] = (
     flow.one_throttle,
     flow.concurrency_lets_a_group_run,
     flow.aimd_in_order,
-    flow.routing_has_a_cache,
+    kv.routing_has_a_cache,
+    kv.host_tier_has_a_cache,
+    kv.prefill_and_decode_both_exist,
+    kv.split_updates_at_once,
+    kv.split_has_no_limit_per_engine,
     inputs.page_divides_chunk,
     memory.weights_fit_engine,
     memory.sequence_fits,
+    kv.host_tier_is_the_larger,
     memory.trainer_fits,
     memory.phases_fit_together,
     memory.offload_fits_host,
@@ -74,6 +79,9 @@ REAL_RULES: tuple[Rule, ...] = (
     real.format_is_made_on_engines,
     real.heads_round_alike,
     real.one_trainer_split,
+    kv.real_engines_do_both,
+    kv.real_engines_keep_kv_on_the_gpu,
+    kv.real_engines_fetch_no_kv,
     tasks.parts_are_told_apart,
     tasks.every_kind_has_a_teacher,
     tasks.sources_are_there,

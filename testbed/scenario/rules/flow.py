@@ -10,7 +10,6 @@ from testbed.scenario.experience import FreshestFirst, InsertWhenReady
 from testbed.scenario.placement import Colocated
 from testbed.scenario.rollout import (
     AimdConcurrency,
-    CacheAware,
     FixedConcurrency,
     FullyAsync,
     OverSampling,
@@ -202,10 +201,3 @@ def open_arrivals(c: Context) -> Iterator[Fault]:
     if arrivals != "closed" and isinstance(c.scenario.rollout.admission, OverSampling):
         what = f"a round starts its groups at once; tasks that arrive by themselves (`arrivals: {arrivals}`) cannot"
         yield Fault("workload.arrivals", what, "workload.arrivals: closed")
-
-
-def routing_has_a_cache(c: Context) -> Iterator[Fault]:
-    """Routing by cached prefixes needs a prefix cache."""
-    if isinstance(c.scenario.rollout.routing, CacheAware) and c.scenario.rollout.engine.disable_radix_cache:
-        what = "`cache_aware` looks for cached prefixes, and rollout.engine.disable_radix_cache turns the cache off"
-        yield Fault("rollout.routing.type", what, "rollout.routing: {type: least_load}")
