@@ -15,6 +15,7 @@ from typing import Any
 
 from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
 from sim.costs import cost_model
+from sim.errors import StuckError
 from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
 from sim.services import Services
@@ -36,10 +37,6 @@ Progress = Callable[[float, int, int], None]
 
 COLLECT_EVERY = 500_000
 """Clock events between two collections of reference cycles (flushed prefix trees)."""
-
-
-class StuckError(RuntimeError):
-    """Work is queued and nothing finishes."""
 
 
 class SimulatedBackend:

@@ -153,8 +153,7 @@ class Fleet:
 
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
         now = self.clock._now
-        kind = type(n)
-        if kind is Finished:
+        if type(n) is Finished:
             self.finished_turns += 1
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             c = self.store.conversation(trajectory)
@@ -186,7 +185,7 @@ class Fleet:
                     n.retractions,
                 )
             )
-        elif kind is Aborted:
+        elif type(n) is Aborted:
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             self.tell(said.TurnFailed(now, trajectory, turn, slot.index, "aborted", n.output_tokens))
         else:
