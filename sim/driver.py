@@ -16,6 +16,7 @@ from typing import Any
 from sim.clock import REPORT, TIMER, WATCHDOG, WEIGHTS, Clock
 from sim.costs import cost_model
 from sim.engine_kind import engine_options
+from sim.errors import StuckError
 from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
 from sim.kv_transfer import KvTransfers
@@ -38,10 +39,6 @@ Progress = Callable[[float, int, int], None]
 
 COLLECT_EVERY = 500_000
 """Clock events between two collections of reference cycles (flushed prefix trees)."""
-
-
-class StuckError(RuntimeError):
-    """Work is queued and nothing finishes."""
 
 
 class SimulatedBackend:

@@ -20,8 +20,10 @@ from math import inf
 from typing import Any
 
 from sim.costs.base import CostModel
-from sim.engine_request import Aborted, Finished, Notice, Paused, Request
-from sim.engine_scheduler import DECODE, EXTEND, NOTHING, EngineModelOptions, PrefillOutOfMemory, Scheduler
+from sim.engine_notices import Aborted, Finished, Notice, Paused
+from sim.engine_request import Request
+from sim.engine_scheduler import DECODE, EXTEND, NOTHING, EngineModelOptions, Scheduler
+from sim.errors import EngineStuck, PrefillOutOfMemory
 
 __all__ = [
     "Aborted",
@@ -37,10 +39,6 @@ __all__ = [
 
 _SUBMIT, _ABORT, _PAUSE = 0, 1, 2
 PAUSE_MODES = ("abort", "retract", "in_place")
-
-
-class EngineStuck(RuntimeError):
-    """A request waits, nothing runs, and it can never be admitted."""
 
 
 class EngineModel(Scheduler):

@@ -12,9 +12,11 @@ from itertools import islice
 
 from sim.admission_budget import CLIP_MAX_NEW_TOKENS
 from sim.brought import take_in
+from sim.engine_decode import Decoding
 from sim.engine_options import DECODE, EXTEND, IN_BATCH_PREFIX, LPM_QUEUE, TOUCH_EVERY
 from sim.engine_request import FOREVER, Request
-from sim.engine_state import NO_REQUESTS, State
+from sim.engine_state import NO_REQUESTS
+from sim.errors import PrefillOutOfMemory
 from sim.radix_cache import RadixCache
 
 _TIE = 1e-3
@@ -22,11 +24,7 @@ _TIE = 1e-3
 _LATE = float("inf")
 
 
-class PrefillOutOfMemory(RuntimeError):
-    """The real engine would raise here: a prefill batch needs more slots than can be freed."""
-
-
-class Admission(State):
+class Admission(Decoding):
     """`_prefill` is one pass."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: requests and notices.
+"""What goes into an engine: requests. What comes out is in `engine_notices`.
 
 A request says which tokens it brings and how many it will emit; it refuses to know engines, queues of other requests
 and time models. The scheduling state of a request lives in the same object (one allocation a request), below the line
@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
-
-from sim.radix_cache import Node, Run, Runs, cut, normalised
-
-Span = tuple[int, int, int]
-"""(version, start, end): output tokens start..end-1 were made by this weight version."""
+from sim.engine_notices import Span
+from sim.radix_cache import Node, Runs, cut, normalised
 
 FOREVER = 1 << 60
 """Length of the run that stands for a request's outputs, however many it will make."""
@@ -207,52 +203,3 @@ class Request:
         if outputs > start:
             spans.append((version, start, outputs))
         return tuple(spans)
-
-
-class Finished(Struct, frozen=True, gc=False):
-    """A request ended by itself; its results are visible at `t`."""
-
-    rid: int
-    t: float
-    output_tokens: int
-    spans: tuple[Span, ...]
-    cached_tokens: int
-    """Prompt tokens that came from the cache at the first admission."""
-    started_t: float
-    """When the batch that first computed tokens of it was launched."""
-    first_token_t: float
-    finish_reason: str
-    """`stop` or `length`."""
-    recomputed_tokens: int
-    """Tokens prefilled although this trajectory had them computed before (evicted, flushed, retracted)."""
-    kv_version: int
-    """Oldest weight version among the KV reused at the first admission; -1: none was reused."""
-    retractions: int
-
-
-class Aborted(Struct, frozen=True, gc=False):
-    """A request ended before its time. `reason`: `aborted`, `refused` (prompt too long) or `out_of_memory`."""
-
-    rid: int
-    t: float
-    output_tokens: int
-    spans: tuple[Span, ...]
-    cached_tokens: int
-    started_t: float
-    first_token_t: float
-    reason: str
-    recomputed_tokens: int
-    kv_version: int
-    retractions: int
-
-
-class Paused(Struct, frozen=True, gc=False):
-    """The engine stands still from `t` on: no batch is launched, and nothing is computed any more."""
-
-    t: float
-    mode: str
-
-
-Notice = Finished | Aborted | Paused
-
-__all__ = ["FOREVER", "Aborted", "Finished", "Notice", "Paused", "Request", "Run", "Runs", "Span"]

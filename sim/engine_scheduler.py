@@ -12,16 +12,15 @@ step; launch it; handle the results of the *previous* batch. Without overlap the
 
 from __future__ import annotations
 
-from sim.engine_admission import Admission, PrefillOutOfMemory
-from sim.engine_decode import Decoding
+from sim.engine_admission import Admission
 from sim.engine_options import DECODE, EXTEND, NOTHING, EngineModelOptions
 from sim.engine_request import Request
 from sim.engine_state import NO_REQUESTS
 
-__all__ = ["DECODE", "EXTEND", "NOTHING", "EngineModelOptions", "PrefillOutOfMemory", "Request", "Scheduler"]
+__all__ = ["DECODE", "EXTEND", "NOTHING", "EngineModelOptions", "Request", "Scheduler"]
 
 
-class Scheduler(Admission, Decoding):
+class Scheduler(Admission):
     """Everything but time."""
 
     __slots__ = ()

@@ -152,16 +152,15 @@ class Fleet:
 
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
         now = self.clock._now
-        kind = type(n)
-        if self._prefill_engines and kind is not Paused:
+        if self._prefill_engines and type(n) is not Paused:
             if n.rid in self._whole:
                 whole = self._whole.pop(n.rid)
-                if kind is Finished:
+                if type(n) is Finished:
                     self._prompt_done(slot, whole, n)
                     return
             elif n.rid in self._prefilled:
                 n = whole_turn(self._prefilled.pop(n.rid), n)
-        if kind is Finished:
+        if type(n) is Finished:
             self.finished_turns += 1
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             c = self.store.conversation(trajectory)
@@ -195,7 +194,7 @@ class Fleet:
                     n.retractions,
                 )
             )
-        elif kind is Aborted:
+        elif type(n) is Aborted:
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             self.tell(said.TurnFailed(now, trajectory, turn, slot.index, "aborted", n.output_tokens))
         else:

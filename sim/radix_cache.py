@@ -83,7 +83,7 @@ class Node:
         self.t = t
         self.lock = lock
         self.version = version
-        self.end = size if parent is None else parent.end + size
+        self.end: int = size if parent is None else parent.end + size
         self.kids: dict[Any, Node] | None = None
         self.queued = False
 
@@ -344,7 +344,7 @@ class RadixCache:
             self.evictable -= size
             parent: Node = node.parent  # type: ignore[assignment]
             kids = parent.kids
-            del kids[node.ckey]  # type: ignore[union-attr, arg-type]
+            del kids[node.ckey]  # type: ignore[union-attr]
             if not kids and not parent.lock and parent.parent is not None and not parent.queued:
                 parent.queued = True
                 self._queue(parent)

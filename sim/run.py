@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from sim.driver import Progress, SimulatedBackend, StuckError
+from sim.driver import Progress, SimulatedBackend
+from sim.errors import StuckError
 from testbed.metrics.summary import RunSummary
 from testbed.recording import BROKEN_OFF, Recording, versions_of
 from testbed.scenario import Scenario

@@ -8,24 +8,10 @@ call per busy slot.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct
-
 from sim.clock import COMPLETE, Clock, ignore
-
-Done = Callable[[Any], object]
-
-
-class Job(Struct, eq=False, gc=False):
-    """One request at a station. Times in seconds; `started` is -1 while it waits."""
-
-    arrived: float
-    service_s: float
-    done: Done
-    arg: Any
-    started: float = -1.0
+from sim.job import Done, Job
 
 
 class Station:

@@ -29,7 +29,8 @@ import msgspec
 from msgspec import Struct
 
 from sim.costs.errors import CostModelError
-from sim.costs.measured import StepTable, can_fit_pairs, find_table, read_tables, step_tables
+from sim.costs.measured import can_fit_pairs
+from sim.costs.tables import StepTable, find_table, read_tables, step_tables
 from testbed.scenario.catalogue import ModelSpec
 
 PACKAGE, MODULE = "aiconfigurator-core", "aiconfigurator_core"

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import astuple, fields
 
 from sim.costs.errors import CostModelError
-from sim.costs.measured import StepTable, step_tables
+from sim.costs.tables import StepTable, step_tables
 from sim.costs.tabulate import whole_grid
 from testbed.commands.serving_points import EngineKind
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.engine_request import Request
-from sim.engine_scheduler import DECODE, EXTEND, PrefillOutOfMemory, Scheduler
+from sim.engine_scheduler import DECODE, EXTEND, Scheduler
+from sim.errors import PrefillOutOfMemory
 from sim.radix_cache import Node
 from sim.trace_replay.rules import Difference, Rule, changed
 from sim.trace_replay.trace import Iteration, TraceError, arrivals, iterations, options, request, runs

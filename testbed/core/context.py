@@ -11,10 +11,6 @@ from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 
 
-class ProtocolError(RuntimeError):
-    """A backend sent an event that cannot be true (unknown id, time going back, spans with a gap, ...)."""
-
-
 class Context:
     """Mutable state of one run."""
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.context import Context, ProtocolError
+from testbed.core.context import Context
+from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.pools import TrainingPool
 from testbed.core.publication import Publications

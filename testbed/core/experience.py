@@ -11,7 +11,8 @@ from math import ceil
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.context import Context, ProtocolError
+from testbed.core.context import Context
+from testbed.core.errors import ProtocolError
 from testbed.core.records import Group, Lot, Trajectory
 from testbed.metrics.staleness import sizes_of
 from testbed.policies.buffer import buffer
@@ -160,7 +161,11 @@ class ExperienceStore:
                 self._scored(t)
             elif not missing:
                 self._ready(t)
-        return self._before is not None and self._before != (self.trainable, self._p.dropped)
+        return self._lots_changed()
+
+    def _lots_changed(self) -> bool:
+        before = self._before
+        return before is not None and before != (self.trainable, self._p.dropped)
 
     def _lot_changes(self) -> None:
         """Called before a lot becomes trainable or ready."""

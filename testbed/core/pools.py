@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.context import Context, ProtocolError
+from testbed.core.context import Context
+from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.publication import Publications
 from testbed.core.records import Lot

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.context import Context, ProtocolError
+from testbed.core.context import Context
+from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.records import Engine
 from testbed.core.rollouts import Rollouts

@@ -49,6 +49,8 @@ class Trajectory:
         "turn_engine_version",
         "wasted_tokens",
     )
+    __deletable__ = ("lot",)
+    """Read by mypyc alone."""
 
     def __init__(self, id: int, group: Group, member: int, submitted_t: float, submitted_index: int) -> None:
         self.id = id

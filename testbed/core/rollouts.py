@@ -12,7 +12,8 @@ from numpy.random import Generator
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.context import Context, ProtocolError
+from testbed.core.context import Context
+from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.records import Engine, Group, Trajectory
 from testbed.policies.admission import admission

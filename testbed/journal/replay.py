@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from testbed.core.context import ProtocolError
 from testbed.core.core import Core
+from testbed.core.errors import ProtocolError
 from testbed.core.states import IllegalTransition
 from testbed.journal.format import JournalError
 from testbed.journal.reader import read_journal, require_complete

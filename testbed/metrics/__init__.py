@@ -19,7 +19,8 @@ They decide nothing and keep nothing that ended.
 """
 
 from testbed.metrics.files import read_summary, summary_from_journal, write_metrics
-from testbed.metrics.run import EventCounter, RunMeta, RunMetrics
+from testbed.metrics.meta import RunMeta
+from testbed.metrics.run import EventCounter, RunMetrics
 from testbed.metrics.summary import RunSummary
 
 __all__ = [

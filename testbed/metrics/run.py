@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from testbed.core.actions import Action, AnyAction, Train
@@ -21,7 +20,7 @@ from testbed.metrics.batch import LOST_TURN, BatchFold, BatchTotals
 from testbed.metrics.fold import Handler, Handlers
 from testbed.metrics.gpu_time import GpuTime
 from testbed.metrics.lanes import split_generate
-from testbed.metrics.scores import Score
+from testbed.metrics.meta import RunMeta
 from testbed.metrics.sketch import Sketch
 from testbed.metrics.staleness import sizes_of
 from testbed.metrics.summary import (
@@ -42,26 +41,6 @@ from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
 
 _SECONDS = ("overlap", "generation", "hidden_generation", "producer_blocked", "empty", "not_ready", "too_few_ready")
-
-
-class RunMeta(Struct, frozen=True, kw_only=True):
-    """What the figures of a run do not follow from: who ran what, on which basis. Fields as in `RunSummary`."""
-
-    name: str = ""
-    """Empty: the scenario's name."""
-    backend: str = "simulated"
-    seed: int | None = None
-    """None: the scenario's seed."""
-    scenario_hash: str = ""
-    workload_hash: str = ""
-    backend_events: int = 0
-    finish_reason: str = ""
-    kinds: dict[str, str] = field(default_factory=dict)
-    marks: dict[str, float] = field(default_factory=dict)
-    learning: dict[int, dict[str, float]] = field(default_factory=dict)
-    """By batch, as in `StepRecord`."""
-    held_out: list[Score] = field(default_factory=list)
-    engine_weight_bytes: float = 0.0
 
 
 class EventCounter:

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.context import ProtocolError
+from testbed.core.errors import ProtocolError
 from tests.support.invariants import watched
 from tests.support.scenarios import COLOCATED, scenario
 from tests.support.scripted import Scripted

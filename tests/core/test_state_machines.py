@@ -12,8 +12,8 @@ import pytest
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core import pools, publication, records
-from testbed.core.context import ProtocolError
 from testbed.core.core import Core
+from testbed.core.errors import ProtocolError
 from testbed.core.states import ENGINE, GROUP, MACHINES, POOL, TRAJECTORY, IllegalTransition, step
 from tests.support.random_runs import random_run, random_scenario
 from tests.support.scenarios import COLOCATED, scenario

@@ -8,7 +8,8 @@ import pytest
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.metrics.run import EventCounter, RunMeta, RunMetrics
+from testbed.metrics.meta import RunMeta
+from testbed.metrics.run import EventCounter, RunMetrics
 from testbed.metrics.summary import RunSummary
 from testbed.scenario.layout import layout_of
 from tests.metrics.builders import experience, finished, fold, nonzero, start, sync_step

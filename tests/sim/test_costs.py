@@ -13,7 +13,8 @@ from sim.costs import CostModel, CostModelError, cost_model
 from sim.costs.analytic import AnalyticCostModel
 from sim.costs.calibrated import CalibratedCostModel, read_profile
 from sim.costs.linear import LinearCostModel
-from sim.costs.measured import MeasuredCostModel, step_tables
+from sim.costs.measured import MeasuredCostModel
+from sim.costs.tables import step_tables
 from testbed.scenario.catalogue import gpu_spec, model_preset
 from testbed.scenario.run import AnalyticCosts, LinearCosts
 from tests.support.scenarios import scenario

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sim.driver import SimulatedBackend, StuckError
+from sim.driver import SimulatedBackend
+from sim.errors import StuckError
 from sim.run import simulate
 from testbed.core import actions as do
 from testbed.core import events as said

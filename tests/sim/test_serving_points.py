@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sim.costs import cost_model
 from sim.costs.linear import LinearCostModel
-from sim.costs.measured import StepTable
 from sim.costs.overheads import NONE, Overheads, fitted
+from sim.costs.tables import StepTable
 from sim.engine import EngineModelOptions
 from sim.serving.closed_loop import lengths, sglang_loop, vllm_loop
 from sim.serving.costs import StepCosts
@@ -204,7 +204,7 @@ def test_every_point_is_a_case_or_left_out_with_a_reason() -> None:
 
 def test_tables_for_the_same_engine_are_those_of_the_bundled_grid() -> None:
     """Two files, one source: Qwen3-32B in bf16 with TP 4 on H100 before SGLang."""
-    from sim.costs.measured import step_tables
+    from sim.costs.tables import step_tables
 
     kind = next(k for k in tables() if (k.model, k.backend) == ("Qwen/Qwen3-32B", "sglang"))
     assert tables()[kind].decode == step_tables()["H100", "Qwen3-32B", 4].decode

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs import CostModel, CostModelError, cost_model, tabulate
-from sim.costs.measured import step_tables
+from sim.costs.tables import step_tables
 from sim.costs.tabulate import EngineKind, hugging_face_config, table_for, whole_grid
 from sim.run import simulate
 from testbed import cli
