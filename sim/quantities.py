@@ -38,6 +38,12 @@ def _trainer_waits(summary: RunSummary) -> float:
     return seconds_per_step(summary, "trainer", ("idle_data",)) / summary.step_time_mean_s
 
 
+def _time_to_first_token(summary: RunSummary) -> float:
+    """Of single-turn trajectories: from their submission on."""
+    t = summary.trajectory
+    return t.environment + t.queue + t.paused + t.prefill
+
+
 OF_A_RUN: dict[str, Callable[[RunSummary], float]] = {
     "step_time_s": lambda s: s.step_time_mean_s,
     "generation_s": lambda s: seconds_per_step(s, "shared", GENERATING),
@@ -47,6 +53,8 @@ OF_A_RUN: dict[str, Callable[[RunSummary], float]] = {
     "trainer_train_s": lambda s: seconds_per_step(s, "trainer", ("train",)),
     "trainer_waits_s": lambda s: seconds_per_step(s, "trainer", ("idle_data",)),
     "trainer_waiting_share": _trainer_waits,
+    "time_to_first_token_s": _time_to_first_token,
+    "cached_share": lambda s: s.kv.cached_tokens / s.kv.prompt_tokens,
     "trajectories_per_s": lambda s: s.trajectories_per_s,
     "generated_tokens_per_s_per_gpu": lambda s: s.generated_tokens_per_s_per_gpu,
     "output_length_mean": lambda s: s.output_length.mean,

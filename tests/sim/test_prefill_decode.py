@@ -7,6 +7,7 @@ A decode step takes 10 ms, a prefill 0.1 ms a computed token. KV of Qwen3-8B: 36
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import pytest
 
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.scenario import Scenario
+from testbed.scenario.rules import check
 from tests.support.invariants import replayed
-from tests.support.simulated import LINEAR, STEP, Run, fixed, linear_run
+from tests.support.random_runs import random_scenario
+from tests.support.scenarios import scenario
+from tests.support.simulated import HERE, LINEAR, STEP, Run, fixed, linear_run
 
 PER_TOKEN = 1e-4
 COSTS = {**LINEAR, "prefill_base_s": 0.0, "prefill_per_token_s": PER_TOKEN}
@@ -209,8 +214,55 @@ def test_a_side_without_engines_ends_the_run() -> None:
     assert r.finish_reason == "no_engine_left"
 
 
-def test_speed_decode_engines_make_one_wake_up_a_change_not_a_token() -> None:
-    """Skip-ahead and per-iteration give the same times with two stages."""
+@pytest.mark.parametrize("seed", range(60))
+def test_random_scenarios_on_two_sides_keep_the_contract(seed: int) -> None:
+    """All policies mixed, engines lost and back: invariants hold and a replay agrees."""
+    r = random.Random(seed)
+    data = random_scenario(r).model_dump()
+    data["placement"] = pd(r.randint(1, 3), r.randint(1, 3))
+    data["cluster"] = {"gpu": "H100", "nodes": 8, "gpus_per_node": r.choice([1, 8])}
+    data["rollout"]["concurrency"] = {"type": "unlimited"}
+    data["weights"]["participation"] = {"type": "all"}
+    data["rollout"]["routing"] = r.choice(
+        [
+            {"type": "cache_aware"},
+            {"type": "session_affinity"},
+            {"type": "dynamo_kv"},
+            {"type": "mooncake", "prefill_tokens_per_s": 1e3, "transfer_tokens_per_s": 1e5},
+            {"type": "preble", "prefill_tokens_per_s": 1e3},
+        ]
+    )
+    data["rollout"]["engine"] = {"max_running_requests": r.choice([2, 64]), "page_size": r.choice([1, 16])}
+    if r.random() < 0.4:
+        data["rollout"]["engine"]["hierarchical_cache"] = {}
+        data["rollout"]["engine"]["max_total_num_tokens"] = 16384
+    data["workload"] = scenario(
+        workload__prompt={"type": "uniform", "low": 50, "high": 3000},
+        workload__reply={"type": "uniform", "low": 1, "high": 300},
+        workload__turns={"type": "uniform", "low": 1, "high": 4},
+        workload__observation={"type": "fixed", "tokens": 20},
+        workload__tool_time={"type": "exponential", "mean_s": 1.0},
+    ).workload.model_dump()
+    data["simulation"] = {"engine_costs": COSTS}
+    data["training"] = {"cost": {"type": "rate", "samples_per_s": 5.0}}
+    data["weights"]["requantize"] = "none"
+    data["weights"]["path"]["update_weight_transfer_mode"] = r.choice(["broadcast", "p2p", "disk"])
+    config = Scenario.model_validate(data)
+    if check(config, HERE):
+        pytest.skip("not a scenario that can run")
+    engines = config.placement.rollout_num_gpus
+    faults: list[said.Event] = []
+    if r.random() < 0.5:
+        engine, t = r.randrange(engines), r.uniform(0.5, 20)
+        faults = [said.EngineLost(t, engine), said.EngineJoined(t + r.uniform(0.5, 10), engine, 0)]
+    run = Run(config, faults).go()
+    if run.finish_reason != "no_engine_left":
+        run.checked()
+    assert replayed(config, run.records) > 0
+
+
+def test_skip_ahead_and_iterations_agree_on_two_sides() -> None:
+    """The same times to rounding, in both stages."""
     ends = []
     for mode in ("skip", "iterate"):
         r = split_run(

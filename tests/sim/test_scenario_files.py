@@ -138,6 +138,9 @@ def invariants(records: list[tuple[Any, Sequence[Any]]], scenario: Scenario, nam
                     in_engine[action.trajectory] = action.engine
                     sent_version[action.trajectory] = serving[action.engine]
                     started.add(action.trajectory)
+                case do.HandOver():
+                    assert in_engine[action.trajectory] == action.engine, f"{name}: {action}"
+                    in_engine[action.trajectory] = action.to
                 case do.Retire():
                     assert not retired & set(action.trajectories), f"{name}: invariant 1: {action}"
                     retired.update(action.trajectories)
