@@ -10,6 +10,7 @@ from typing import Any
 
 from sim.clock import ARRIVE, ENGINE, REPORT, Call, Clock
 from sim.costs.base import CostModel
+from sim.costs.speculation import SpeculativeCosts
 from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
 from sim.experience_store import ExperienceStore
 from sim.kv_transfer import KvTransfers
@@ -80,6 +81,7 @@ class Fleet:
         self._sources: dict[int, int] = {}
         """Request id -> engine that its KV is on the way from."""
         self.slots = [EngineSlot(e.index, self._new_model()) for e in layout.engines]
+        self._drafts = costs if isinstance(costs, SpeculativeCosts) else None
         self._keeps_kv = scenario.weights.transition.kv == "keep"
         self._salt = scenario.weights.transition.kv == "salt_by_version"
         self._max_new = scenario.workload.max_response_length
@@ -352,6 +354,8 @@ class Fleet:
     def serve(self, slot: EngineSlot, version: int) -> None:
         """From now on the engine serves `version`; new requests see KV by the transition rule."""
         slot.model.set_version(self.clock._now, version)
+        if self._drafts is not None:
+            slot.model.costs = self._drafts.at_version(version)
         if self._salt:
             slot.namespace = version
 

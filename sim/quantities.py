@@ -44,6 +44,11 @@ def _time_to_first_token(summary: RunSummary) -> float:
     return t.environment + t.queue + t.paused + t.prefill
 
 
+def _decode_tokens_per_s(summary: RunSummary) -> float:
+    """Of one sequence of single-turn trajectories, from its first token to its last."""
+    return (summary.output_length.mean - 1) / summary.trajectory.decode
+
+
 OF_A_RUN: dict[str, Callable[[RunSummary], float]] = {
     "step_time_s": lambda s: s.step_time_mean_s,
     "generation_s": lambda s: seconds_per_step(s, "shared", GENERATING),
@@ -54,6 +59,7 @@ OF_A_RUN: dict[str, Callable[[RunSummary], float]] = {
     "trainer_waits_s": lambda s: seconds_per_step(s, "trainer", ("idle_data",)),
     "trainer_waiting_share": _trainer_waits,
     "time_to_first_token_s": _time_to_first_token,
+    "decode_tokens_per_s": _decode_tokens_per_s,
     "cached_share": lambda s: s.kv.cached_tokens / s.kv.prompt_tokens,
     "trajectories_per_s": lambda s: s.trajectories_per_s,
     "generated_tokens_per_s_per_gpu": lambda s: s.generated_tokens_per_s_per_gpu,

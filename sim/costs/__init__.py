@@ -11,6 +11,8 @@ from sim.costs.errors import CostModelError
 from sim.costs.linear import LinearCostModel
 from sim.costs.measured import MeasuredCostModel
 from sim.costs.overheads import NONE, fitted
+from sim.costs.segments import SegmentCosts
+from sim.costs.speculation import SpeculativeCosts
 from sim.costs.tabulate import table_for
 from testbed.scenario.catalogue import GpuSpec, ModelSpec, gpu_spec
 from testbed.scenario.run import AnalyticCosts, CalibratedCosts, LinearCosts
@@ -24,6 +26,13 @@ def cost_model(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, base_dir: Pat
 
     Raises `CostModelError` if the chosen source has no numbers for this model, GPU, split or precision.
     """
+    target = _target(scenario, model, gpu, base_dir)
+    speculative = scenario.rollout.engine.speculative
+    return target if speculative is None else SpeculativeCosts(target, speculative)
+
+
+def _target(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, base_dir: Path | None) -> SegmentCosts:
+    """Without speculation."""
     costs = scenario.simulation.engine_costs
     engine = scenario.rollout.engine
     gpus = scenario.placement.rollout_num_gpus_per_engine

@@ -22,6 +22,31 @@ class HierarchicalCache(Section):
     """GB of host memory per GPU (1e9 bytes); instead of the ratio."""
 
 
+class Speculative(Section):
+    """Speculative decoding: a draft proposes tokens one after another, the target verifies them in one step (SGLang's
+    EAGLE, MTP and draft models with one candidate a step). Give `accept_rate` or `accept_length`."""
+
+    speculative_num_steps: PositiveInt = 3
+    """Drafts per verification; it verifies one token more (`speculative_num_draft_tokens`)."""
+    accept_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Chance that a draft is accepted if the one before it was."""
+    accept_length: Annotated[float, Field(ge=1)] | None = None
+    """Tokens per verification, the target's own included, as servers report it."""
+    draft_step_share: NonNegativeFloat = 0.05
+    """Seconds of one draft step / seconds of the target's decode step."""
+    accept_decay_per_version: Fraction = 0.0
+    """Share of accepted drafts that every published version costs, as the draft is not trained with the target."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Speculative:
+        if (self.accept_rate is None) == (self.accept_length is None):
+            raise ValueError("give exactly one of `accept_rate` and `accept_length`")
+        most = self.speculative_num_steps + 1
+        if self.accept_length is not None and self.accept_length > most:
+            raise ValueError(f"{self.speculative_num_steps} drafts give at most `accept_length: {most}`")
+        return self
+
+
 class EngineOptions(Section):
     """Server arguments of one engine (SGLang 0.5.23 names and defaults)."""
 
@@ -40,6 +65,8 @@ class EngineOptions(Section):
     disable_radix_cache: bool = False
     hierarchical_cache: HierarchicalCache | None = None
     """null: what the GPU evicts is gone."""
+    speculative: Speculative | None = None
+    """null: a decode step gives one token."""
     weight_precision: Precision = "bf16"
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
 

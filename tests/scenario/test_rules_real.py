@@ -71,6 +71,12 @@ REFUSED = [
         ("rollout.routing={type: mooncake, prefill_tokens_per_s: 1000, transfer_tokens_per_s: null}",),
     ),
     (
+        ("rollout.engine.speculative={accept_length: 2.5}",),
+        "rollout.engine.speculative",
+        "simulated only",
+        ("rollout.engine.speculative=null",),
+    ),
+    (
         ("real.loss.normal_length=1024",),
         "real.loss.normal_length",
         "`token-mean` divides by no constant length",

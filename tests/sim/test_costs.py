@@ -14,8 +14,10 @@ from sim.costs.analytic import AnalyticCostModel
 from sim.costs.calibrated import CalibratedCostModel, read_profile
 from sim.costs.linear import LinearCostModel
 from sim.costs.measured import MeasuredCostModel
+from sim.costs.speculation import SpeculativeCosts
 from sim.costs.tables import step_tables
 from testbed.scenario.catalogue import gpu_spec, model_preset
+from testbed.scenario.rollout import Speculative
 from testbed.scenario.run import AnalyticCosts, LinearCosts
 from tests.support.scenarios import scenario
 
@@ -36,6 +38,11 @@ def models() -> list[CostModel]:
         AnalyticCostModel(analytic, model_preset("Qwen3-30B-A3B"), H100, 4),
         MeasuredCostModel(model_preset("Qwen3-8B"), H100, 1),
         MeasuredCostModel(model_preset("Qwen3-30B-A3B"), gpu_spec("H200"), 4),
+        SpeculativeCosts(LinearCostModel(LinearCosts(per_context_token_s=3e-8)), Speculative(accept_rate=0.7)),
+        SpeculativeCosts(
+            AnalyticCostModel(analytic, model_preset("Qwen3-30B-A3B"), H100, 4), Speculative(accept_length=2.5)
+        ),
+        SpeculativeCosts(MeasuredCostModel(model_preset("Qwen3-8B"), H100, 1), Speculative(accept_length=2.5)),
     ]
 
 

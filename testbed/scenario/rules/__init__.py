@@ -82,6 +82,7 @@ REAL_RULES: tuple[Rule, ...] = (
     kv.real_engines_do_both,
     kv.real_engines_keep_kv_on_the_gpu,
     kv.real_engines_fetch_no_kv,
+    kv.real_engines_do_not_speculate,
     tasks.parts_are_told_apart,
     tasks.every_kind_has_a_teacher,
     tasks.sources_are_there,

@@ -1,4 +1,4 @@
-"""Where KV lives and travels: the caches that routing looks for, host memory, prefill and decode engines."""
+"""Where KV lives and travels (caches that routing looks for, host memory, prefill and decode engines), and drafts."""
 
 from __future__ import annotations
 
@@ -105,6 +105,13 @@ def real_engines_keep_kv_on_the_gpu(c: Context) -> Iterator[Fault]:
     """SGLang's hierarchical cache is not switched on yet."""
     if c.scenario.rollout.engine.hierarchical_cache is not None:
         yield Fault(TIER, "real engines are started without it; it is simulated only", f"{TIER}: null")
+
+
+def real_engines_do_not_speculate(c: Context) -> Iterator[Fault]:
+    """SGLang's speculative decoding is not switched on yet."""
+    key = "rollout.engine.speculative"
+    if c.scenario.rollout.engine.speculative is not None:
+        yield Fault(key, "real engines are started without it; it is simulated only", f"{key}: null")
 
 
 def real_engines_fetch_no_kv(c: Context) -> Iterator[Fault]:
