@@ -158,7 +158,7 @@ def prefill(prompt: int, cached: int, pairs: float | None) -> float:
     return new * (1 / TOKENS_PER_S + ((cached + new / 2) / pairs if pairs else 0.0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     st.integers(1, 5),
     STEPS,
@@ -230,6 +230,20 @@ def test_rk_11_mooncakes_threshold_compares_the_longest_prefix_with_the_own(held
     policy.finished(1)
     assert policy.choose(request((1, 2, 3, 4, 5), trajectory=1)) == 1
     assert (policy.why == "fetch_prefix") == fetches
+
+
+def test_mooncake_prefers_a_fetch_elsewhere_to_a_part_of_the_prefix_here():
+    """Engine 0 holds all 5 blocks and waits for long; 1 waits least and holds 3 (5/3 < 2: it computes the rest, 2 s); 2
+    waits 0.25 s more and fetches 5 blocks at 1,024 tokens a second: 0.3125 s."""
+    policy = make(Mooncake(prefill_tokens_per_s=64.0, transfer_tokens_per_s=1024.0), 3)
+    whole = (1, 2, 3, 4, 5)
+    policy.started(0, request(whole))
+    policy.started(0, request((), tail=6400, group=8, trajectory=8))
+    policy.started(1, request(whole[:3], trajectory=2))
+    policy.finished(1)
+    policy.started(2, request((), tail=16, group=9, trajectory=9))
+    assert policy.choose(request(whole, trajectory=3)) == 2
+    assert (policy.why, policy.fetch) == ("fetch_prefix", (0, 320))
 
 
 def test_mooncake_replicates_what_it_fetches():

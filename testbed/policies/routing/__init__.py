@@ -9,9 +9,9 @@ cache and whether a turn may start at all (`concurrency`).
 | `consistent_hashing`, `bounded_consistent_hashing`, `prefix_hash` | `hashing` | O(log(engines x virtual nodes)) + places passed on the ring |
 | `session_affinity` | `affinity` | O(1) |
 | `cache_aware` | `affinity` | O(blocks of the prompt) |
-| `cost` | `cost` | O(log engines + blocks + engines that hold a part of the prefix and could win) |
+| `cost` | `cost` | O(log engines + blocks + engines that hold more of the prefix than the idlest one does) |
 | `dynamo_kv` | `dynamo` | as `cost`; with a temperature O(engines) |
-| `mooncake` | `mooncake` | as `cost` |
+| `mooncake` | `mooncake` | as `cost`; O(engines) where the idlest holds a part and fetching elsewhere takes less |
 | `preble` | `preble` | as `cost`; turns that leave the window, each once |
 
 What a router knows, and how old that is:

@@ -9,7 +9,7 @@ from math import exp
 
 from testbed.policies.routing.active_blocks import ActiveBlocks, ActiveNode
 from testbed.policies.routing.base import RouteRequest, UniformSource
-from testbed.policies.routing.loads import bits, level_of
+from testbed.policies.routing.loads import bits, deeper, level_of
 from testbed.policies.routing.order import EngineOrder, Entry, Outstanding
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import DynamoKv
@@ -62,21 +62,10 @@ class DynamoKvRouter(PrefixTracking):
 
         if self._temperature > 0:
             return self._drawn([entry(engine) for engine in bits(mask)])
-        # Engines without a part of the prompt cost their key and `whole`: the one with the smallest key beats the rest
-        # of them. Nobody whose match is no longer than `tokens` costs less than `least`.
-        best, seen = entry(idlest[2]), 1 << idlest[2]
-        most_shared = self._size * shared[-1][0] if shared else 0
-        for tokens, engines in reversed(cached):
-            least = idlest[0] + (whole - self._scale * self._credit * tokens - most_shared)
-            if best[0] < least:
-                break
-            for engine in bits(engines & ~seen):
-                best = min(best, entry(engine))
-            seen |= engines
-        in_use = shared[0][1] if shared else 0
-        for engine in bits(in_use & ~(cached[0][1] if cached else 0) & ~seen):
-            best = min(best, entry(engine))
-        return best[2]
+        # Let m be the engine with the smallest (key, turns, index). Who has no more of the prompt than m, cached and in
+        # use, saves no more and costs at least as much as m, which precedes it if they tie.
+        m = idlest[2]
+        return min([entry(m), *(entry(engine) for engine in bits(deeper(cached, m) | deeper(shared, m)))])[2]
 
     def _drawn(self, entries: list[Entry]) -> int:
         costs = [cost for cost, _, _ in entries]

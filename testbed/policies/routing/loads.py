@@ -31,6 +31,14 @@ def level_of(levels: Sequence[tuple[int, int]], engine: int) -> int:
     return 0
 
 
+def deeper(levels: Sequence[tuple[int, int]], engine: int) -> int:
+    """Mask of the engines whose last level comes after this engine's."""
+    for _, mask in levels:
+        if not mask >> engine & 1:
+            return mask
+    return 0
+
+
 class Loads:
     """Turns per engine. `turns[e]` counts closed engines too; `least`, `most` and `fewest` look at open ones only."""
 

@@ -5,9 +5,11 @@ Refuses to know bytes and links: how fast KV travels is a rate of the scenario, 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from testbed.policies.routing.base import NO_FETCH, RouteRequest
 from testbed.policies.routing.estimate import PrefillEstimate
-from testbed.policies.routing.loads import bits, lowest_bit
+from testbed.policies.routing.loads import bits, level_of, lowest_bit
 from testbed.policies.routing.order import EngineOrder, Outstanding
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import Mooncake
@@ -46,17 +48,15 @@ class MooncakeRouter(PrefixTracking):
             return None
         found = self.tree.matches(request, mask)
         longest, holders, first = found[-1] if found else (0, 0, -1)
-        # Engines that hold nothing have the same prefill and transfer: the one that waits least beats the rest of them.
-        # Nobody is done before idlest[0] + T_prefill(n, b).
-        best = self._guess(request, idlest[2], _held(found, idlest[2]), longest)
-        seen = 1 << idlest[2]
-        least = idlest[0] + self._prefill(request.prompt_tokens, longest)
-        for tokens, engines, _ in reversed(found):
-            if best[0] <= least:
-                break
-            for engine in bits(engines & ~seen):
-                best = min(best, self._guess(request, engine, tokens, longest))
-            seen |= engines
+        # Engines that hold equally much differ by their wait alone: m, which waits least, beats those that hold what it
+        # holds, and every class whose transfer and prefill take no less than its own.
+        m, prompt = idlest[2], request.prompt_tokens
+        levels = [(0, mask), *((tokens, engines) for tokens, engines, _ in found)]
+        best = self._guess(request, m, level_of(levels, m), longest)
+        own, _ = self._rest(prompt, level_of(levels, m), longest)
+        for (held, engines), (_, further) in pairwise([*levels, (0, 0)]):
+            if engines & ~further and self._rest(prompt, held, longest)[0] < own:
+                best = min(best, *(self._guess(request, engine, held, longest) for engine in bits(engines & ~further)))
         _, _, engine, fetched = best
         if fetched:
             source = first if first >= 0 and holders >> first & 1 else lowest_bit(holders)
@@ -64,17 +64,20 @@ class MooncakeRouter(PrefixTracking):
             self.why = "fetch_prefix"
         else:
             self.fetch = NO_FETCH
-            self.why = "local_prefix" if _held(found, engine) else "no_prefix"
+            self.why = "local_prefix" if level_of(levels, engine) else "no_prefix"
         self._brought = longest if fetched else 0
         return engine
 
     def _guess(self, request: RouteRequest, engine: int, held: int, longest: int) -> Guess:
         wait, turns, _ = self._order.entry(engine)
-        prompt = request.prompt_tokens
+        seconds, fetched = self._rest(request.prompt_tokens, held, longest)
+        return (wait + seconds, turns, engine, fetched)
+
+    def _rest(self, prompt: int, held: int, longest: int) -> tuple[float, int]:
+        """(transfer and prefill in an engine that holds `held` tokens, tokens that travel)."""
         if self._transfer_s is None or longest <= held or longest < self._threshold * held:
-            return (wait + self._prefill(prompt, held), turns, engine, 0)
-        travels = longest - held
-        return (travels * self._transfer_s + wait + self._prefill(prompt, longest), turns, engine, travels)
+            return self._prefill(prompt, held), 0
+        return (longest - held) * self._transfer_s + self._prefill(prompt, longest), longest - held
 
     def started(self, engine: int, request: RouteRequest) -> None:
         self.loads.started(engine)
@@ -96,8 +99,3 @@ class MooncakeRouter(PrefixTracking):
         turns = self.loads.turns[engine]
         self._queue[engine] = self._queue[engine] + seconds if turns else 0.0  # no rounding is left of what has ended
         self._order.put(engine, self._queue[engine], turns)
-
-
-def _held(found: list[tuple[int, int, int]], engine: int) -> int:
-    """Tokens of the longest prefix that this engine holds."""
-    return next((tokens for tokens, mask, _ in reversed(found) if mask >> engine & 1), 0)

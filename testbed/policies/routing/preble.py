@@ -9,7 +9,7 @@ from collections import deque
 
 from testbed.policies.routing.base import RouteRequest
 from testbed.policies.routing.estimate import PrefillEstimate
-from testbed.policies.routing.loads import bits, level_of
+from testbed.policies.routing.loads import bits, deeper, level_of
 from testbed.policies.routing.order import EngineOrder, Entry
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import Preble
@@ -54,7 +54,9 @@ class PrebleRouter(PrefixTracking):
         prompt = request.prompt_tokens
         cached = [(tokens, engines) for tokens, engines, _ in self.tree.matches(request, mask)]
         if cached and cached[-1][0] > prompt - cached[-1][0]:
-            load, _, engine = min(self._order.entry(e) for e in bits(cached[-1][1]))
+            holders = cached[-1][1]
+            holds = holders >> lightest[2] & 1
+            load, _, engine = lightest if holds else min(self._order.entry(e) for e in bits(holders))
             if self._requests >= FIRST_REQUESTS and load > self._high * lightest[0]:
                 self.why = "high_load"
                 return lightest[2]
@@ -66,14 +68,8 @@ class PrebleRouter(PrefixTracking):
             load, turns, _ = self._order.entry(engine)
             return (load + self._prefill(prompt, level_of(cached, engine)), turns, engine)
 
-        best, seen = entry(lightest[2]), 1 << lightest[2]
-        for tokens, engines in reversed(cached):
-            if best[0] < lightest[0] + self._prefill(prompt, tokens):
-                break
-            for engine in bits(engines & ~seen):
-                best = min(best, entry(engine))
-            seen |= engines
-        return best[2]
+        m = lightest[2]  # who has no more cached than m costs at least as much, and m precedes it if they tie
+        return min([entry(m), *(entry(engine) for engine in bits(deeper(cached, m)))])[2]
 
     def started(self, engine: int, request: RouteRequest) -> None:
         self.loads.started(engine)
