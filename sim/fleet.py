@@ -6,9 +6,10 @@ It refuses to know what a weight update is and where tasks come from. Request id
 from __future__ import annotations
 
 from math import inf, nextafter
-from typing import Any
+from typing import Any, Final
 
-from sim.clock import ARRIVE, ENGINE, REPORT, Call, Clock
+from sim.agenda import Call
+from sim.clock import ARRIVE, ENGINE, REPORT, Clock
 from sim.costs.base import CostModel
 from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
 from sim.experience_store import ExperienceStore
@@ -17,12 +18,12 @@ from testbed.core import events as said
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 
-FORM = ENGINE + 5
+FORM: Final = ENGINE + 5
 """An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they
 free."""
 
-_TURN_BITS = 20
-_TURN_MASK = (1 << _TURN_BITS) - 1
+_TURN_BITS: Final = 20
+_TURN_MASK: Final = (1 << 20) - 1
 """Request id = trajectory << 20 | turn."""
 
 
@@ -61,6 +62,7 @@ class Fleet:
         tell: Any,
     ) -> None:
         self.clock = clock
+        self._agenda = clock.agenda
         self.store = store
         self.tell = tell
         self.costs = costs
@@ -105,23 +107,23 @@ class Fleet:
         if wake != slot.scheduled:
             slot.scheduled = slot.fires = wake
             if wake != inf:
-                clock = self.clock
-                now = clock._now
+                agenda = self._agenda
+                now = agenda.now
                 if wake < now:
                     slot.fires = wake = now
                 if model.forms_next:
-                    clock.put(wake, FORM, self._form, slot)
+                    agenda.put(wake, FORM, self._form, slot)
                 else:
-                    clock.put(wake, ENGINE, self._wake, slot)
+                    agenda.put(wake, ENGINE, self._wake, slot)
 
     def _wake(self, slot: EngineSlot) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         if slot.fires != now:
             self.stale += 1
             return
         model = slot.model
         if model.forms_next:
-            self.clock.put(now, FORM, self._form, slot)
+            self._agenda.put(now, FORM, self._form, slot)
             return
         slot.scheduled = slot.fires = inf
         self.wake_ups += 1
@@ -131,7 +133,7 @@ class Fleet:
             self.schedule(slot)
 
     def _form(self, slot: EngineSlot) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         if slot.fires != now:
             self.stale += 1
             return
@@ -148,11 +150,11 @@ class Fleet:
     def message_t(self) -> float:
         """When a message that is sent now reaches an engine. What follows from the start of an iteration comes after
         all iterations that start at this instant, whichever of them were formed already."""
-        now = self.clock._now
+        now = self._agenda.now
         return nextafter(now, inf) if self._forming else now
 
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         if type(n) is Finished:
             self.finished_turns += 1
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
@@ -219,13 +221,13 @@ class Fleet:
     def _send(self, slot: EngineSlot, request: Request) -> None:
         """Requests of one engine pass its way in one after another."""
         base_s, each_s = self._arrival
-        slot.arrived_t = max(slot.arrived_t, self.clock._now) + each_s
+        slot.arrived_t = max(slot.arrived_t, self._agenda.now) + each_s
         slot.on_way[request.rid] = self.clock.at(slot.arrived_t + base_s, ARRIVE, self._arrive, (slot, request))
 
     def _arrive(self, arg: tuple[EngineSlot, Request]) -> None:
         slot, request = arg
         del slot.on_way[request.rid]
-        slot.model.submit(self.clock._now, request)
+        slot.model.submit(self._agenda.now, request)
         self.schedule(slot)
 
     def abort_turn(self, a: do.AbortTurn) -> None:
@@ -233,18 +235,18 @@ class Fleet:
         call = slot.on_way.pop(rid, None)
         if call is not None:
             call.cancel()
-            self.tell(said.TurnFailed(self.clock._now, a.trajectory, a.turn, a.engine, "aborted"))
+            self.tell(said.TurnFailed(self._agenda.now, a.trajectory, a.turn, a.engine, "aborted"))
             return
         slot.model.abort(self.message_t(), rid)
         self.schedule(slot)
 
     def report(self, slot: EngineSlot) -> None:
         m = slot.model
-        m.sync(self.clock._now)
+        m.sync(self._agenda.now)
         self.schedule(slot)
         self.tell(
             said.LoadReported(
-                self.clock._now,
+                self._agenda.now,
                 slot.index,
                 m.running,
                 m.waiting,
@@ -265,7 +267,7 @@ class Fleet:
     def report_all(self, interval: float) -> None:
         """As `report_each`, and again every `interval` seconds."""
         self.report_each()
-        self.clock.at(self.clock._now + interval, REPORT, self.report_all, interval)
+        self.clock.at(self._agenda.now + interval, REPORT, self.report_all, interval)
 
     # --- losses and versions ------------------------------------------------------------------------------------------
 
@@ -278,16 +280,16 @@ class Fleet:
         slot.on_way.clear()
         slot.scheduled = slot.fires = inf
         if slot.released:
-            slot.model.release_memory(self.clock._now)
+            slot.model.release_memory(self._agenda.now)
 
     def serve(self, slot: EngineSlot, version: int) -> None:
         """From now on the engine serves `version`; new requests see KV by the transition rule."""
-        slot.model.set_version(self.clock._now, version)
+        slot.model.set_version(self._agenda.now, version)
         if self._salt:
             slot.namespace = version
 
     def take_in(self, slot: EngineSlot) -> None:
         """Let an idle engine handle messages that came too late (an abort of a request that ended by itself)."""
-        for notice in slot.model.advance(self.clock._now):
+        for notice in slot.model.advance(self._agenda.now):
             self.notice(slot, notice)
         self.schedule(slot)
