@@ -14,7 +14,7 @@ CPU_ENGINES = import sys, platform as p; sys.exit((sys.version_info[:2], p.syste
 # Whether the real backend can be installed: beside a GPU, or where SGLang's parts have wheels that run without one.
 REAL ?= $(shell if test $(KIND) = gpu || $(PYTHON) -c '$(CPU_ENGINES)'; then echo yes; else echo no; fi)
 
-.PHONY: help demo real-demo test gpu-check published bench lint install install-dev install-real lock clean
+.PHONY: help demo real-demo test gpu-check published bench bench-compare compile interpret test-compiled lint install install-dev install-real lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,7 +23,10 @@ help:
 	@echo "make test          set up, run the tests (REAL=no: those that need no torch)"
 	@echo "make gpu-check     the real demo and the tests of both backends on this machine's GPU"
 	@echo "make published     simulate what others measured, write docs/published.md (minutes)"
-	@echo "make bench         measure the simulator's speed (benchmarks/results.json)"
+	@echo "make bench         measure the simulator's speed (benchmarks/results.json, docs/performance.svg)"
+	@echo "make bench-compare REV=...  CPU time of this tree and of another revision, measured in turn"
+	@echo "make compile       compile the simulator's hot modules with mypyc (needs a C compiler); make interpret undoes it"
+	@echo "make test-compiled compile a copy, and test that it says what the sources say"
 	@echo "make lint          ruff, mypy, import rules"
 	@echo "make install-real  set up the real backend: stock SGLang beside a GPU, its CPU path elsewhere"
 	@echo "make clean         remove the virtual environment and run folders"
@@ -88,7 +91,31 @@ published: install
 	$(BIN)/testbed published --doc docs/published.md --check
 
 bench: install
-	$(BIN)/python -m benchmarks --json benchmarks/results.json
+	$(BIN)/python -m benchmarks --json benchmarks/results.json --plot docs/performance.svg
+
+REV ?= HEAD
+bench-compare: install
+	$(BIN)/python -m benchmarks.compare $(REV)
+
+# Beside the sources, before which Python takes them until `make interpret`; the command line tells of one that is older.
+compile: install-dev
+	@TESTBED_COMPILE=1 $(BIN)/python setup.py -q build_ext --inplace
+	@$(BIN)/python -m testbed.compiled
+
+COMPILED = build/compiled
+test-compiled: install-dev
+	@echo "compiling a copy in $(COMPILED)"
+	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
+	@cp -R setup.py pyproject.toml README.md LICENSE benchmarks reports sim testbed tests $(COMPILED)/
+	@find $(COMPILED) -name '*.so' -delete
+	@cd $(COMPILED) && TESTBED_COMPILE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
+	cd $(COMPILED) && PYTHONPATH=$(abspath $(COMPILED)) INTERPRETED_SOURCES=$(CURDIR) $(abspath $(BIN))/python -m pytest -x -q --hypothesis-seed=0 -p no:cacheprovider \
+	  tests/sim/test_compiled.py tests/sim/test_engine_skip.py tests/sim/test_engine_traces.py tests/sim/test_queueing.py \
+	  tests/core/test_properties.py tests/sim/test_clock.py
+
+interpret:
+	@find testbed sim -name '*.so' -delete
+	@rm -f *__mypyc*.so
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -110,5 +137,5 @@ lock: install-dev
 	$(call compile,requirements-real.lock,the real backend without a GPU (Python 3.11$(comma) Linux x86-64),--extra real \
 	  --constraint requirements-dev.lock --unsafe-package triton --unsafe-package setuptools)
 
-clean:
+clean: interpret
 	rm -rf $(VENV) runs build *.egg-info $(SHIM)/build $(SHIM)/*.egg-info

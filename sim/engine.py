@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from sim.costs.base import CostModel
 from sim.engine_notices import Aborted, Finished, Notice, Paused
@@ -37,7 +37,9 @@ __all__ = [
     "Request",
 ]
 
-_SUBMIT, _ABORT, _PAUSE = 0, 1, 2
+_SUBMIT: Final = 0
+_ABORT: Final = 1
+_PAUSE: Final = 2
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 

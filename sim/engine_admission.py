@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
+from typing import Final
 
 from sim.admission_budget import CLIP_MAX_NEW_TOKENS
 from sim.engine_decode import Decoding
@@ -18,7 +19,7 @@ from sim.engine_state import NO_REQUESTS
 from sim.errors import PrefillOutOfMemory
 from sim.radix_cache import RadixCache
 
-_TIE = 1e-3
+_TIE: Final = 1e-3
 """A float comparison closer than this many tokens is decided by summing in the engine's own order."""
 _LATE = float("inf")
 

@@ -15,6 +15,7 @@ from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Pause
 from sim.experience_store import ExperienceStore
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.core.events import TurnFinished
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 
@@ -169,7 +170,7 @@ class Fleet:
             else:
                 c.prompt_tokens = prompt + outputs
             self.tell(
-                said.TurnFinished(
+                TurnFinished(
                     now,
                     trajectory,
                     turn,

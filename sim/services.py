@@ -13,6 +13,7 @@ from sim.tools import Environments, Station
 from sim.trainer import TrainerModel
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.core.events import SignalReady
 from testbed.scenario import Scenario
 from testbed.workloads import Task, Workload
 
@@ -129,7 +130,7 @@ class Services:
                 plan = self.store.conversation(t).plan
                 seconds = plan.reward_s
                 if seconds <= 0 and not self.verifiers.slots:
-                    self.tell(said.SignalReady(self._agenda.now, "reward", (t,), (plan.reward,)))
+                    self.tell(SignalReady(self._agenda.now, "reward", (t,), (plan.reward,)))
                 else:
                     self.verifiers.submit(seconds, self._reward_done, (t, plan.reward))
         else:
@@ -138,13 +139,13 @@ class Services:
 
     def _signals_done(self, a: do.ComputeSignals) -> None:
         self.completed += 1
-        self.tell(said.SignalReady(self._agenda.now, a.signal, a.trajectories))
+        self.tell(SignalReady(self._agenda.now, a.signal, a.trajectories))
 
     def _reward_done(self, arg: tuple[int, float]) -> None:
-        self.tell(said.SignalReady(self._agenda.now, "reward", (arg[0],), (arg[1],)))
+        self.tell(SignalReady(self._agenda.now, "reward", (arg[0],), (arg[1],)))
 
     def _external_done(self, arg: tuple[str, int]) -> None:
-        self.tell(said.SignalReady(self._agenda.now, arg[0], (arg[1],)))
+        self.tell(SignalReady(self._agenda.now, arg[0], (arg[1],)))
 
     def train(self, a: do.Train) -> None:
         lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in a.experiences]
