@@ -14,7 +14,8 @@ CPU_ENGINES = import sys, platform as p; sys.exit((sys.version_info[:2], p.syste
 # Whether the real backend can be installed: beside a GPU, or where SGLang's parts have wheels that run without one.
 REAL ?= $(shell if test $(KIND) = gpu || $(PYTHON) -c '$(CPU_ENGINES)'; then echo yes; else echo no; fi)
 
-.PHONY: help demo real-demo test gpu-check published validate bench lint install install-dev install-real lock clean
+.PHONY: help demo real-demo test gpu-check published validate bench bench-compare compile interpret test-compiled lint \
+  install install-dev install-real lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +25,10 @@ help:
 	@echo "make gpu-check     the real demo and the tests of both backends on this machine's GPU"
 	@echo "make published     simulate what others measured, write docs/published.md (minutes)"
 	@echo "make validate      calibrate this machine, run the validation suite on real engines and in simulation (15 minutes)"
-	@echo "make bench         measure the simulator's speed (benchmarks/results.json)"
+	@echo "make bench         measure the simulator's speed (benchmarks/results.json, docs/performance.svg)"
+	@echo "make bench-compare REV=...  CPU time of this tree and of another revision, measured in turn"
+	@echo "make compile       compile the simulator's hot modules with mypyc (needs a C compiler); make interpret undoes it"
+	@echo "make test-compiled compile a copy, and test that it says what the sources say"
 	@echo "make lint          ruff, mypy, import rules"
 	@echo "make install-real  set up the real backend: stock SGLang beside a GPU, its CPU path elsewhere"
 	@echo "make clean         remove the virtual environment and run folders"
@@ -96,7 +100,31 @@ validate: install-real
 	  --doc docs/validation-suite.md
 
 bench: install
-	$(BIN)/python -m benchmarks --json benchmarks/results.json
+	$(BIN)/python -m benchmarks --json benchmarks/results.json --plot docs/performance.svg
+
+REV ?= HEAD
+bench-compare: install
+	$(BIN)/python -m benchmarks.compare $(REV)
+
+# Beside the sources, before which Python takes them until `make interpret`; the command line tells of one that is older.
+compile: install-dev
+	@TESTBED_COMPILE=1 $(BIN)/python setup.py -q build_ext --inplace
+	@$(BIN)/python -m testbed.compiled
+
+COMPILED = build/compiled
+test-compiled: install-dev
+	@echo "compiling a copy in $(COMPILED)"
+	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
+	@cp -R setup.py pyproject.toml README.md LICENSE benchmarks reports sim testbed tests $(COMPILED)/
+	@find $(COMPILED) -name '*.so' -delete
+	@cd $(COMPILED) && TESTBED_COMPILE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
+	cd $(COMPILED) && PYTHONPATH=$(abspath $(COMPILED)) INTERPRETED_SOURCES=$(CURDIR) $(abspath $(BIN))/python -m pytest -x -q --hypothesis-seed=0 -p no:cacheprovider \
+	  -n $(JOBS) tests/sim/test_compiled.py tests/sim/test_speed_gate.py tests/sim/test_engine_*.py tests/sim/test_queueing.py \
+	  tests/sim/test_exactness_system.py tests/core/test_properties.py tests/core/test_state_machines.py
+
+interpret:
+	@find testbed sim -name '*.so' -delete
+	@rm -f *__mypyc*.so
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -118,5 +146,5 @@ lock: install-dev
 	$(call compile,requirements-real.lock,the real backend without a GPU (Python 3.11$(comma) Linux x86-64),--extra real \
 	  --constraint requirements-dev.lock --unsafe-package triton --unsafe-package setuptools)
 
-clean:
+clean: interpret
 	rm -rf $(VENV) runs build *.egg-info $(SHIM)/build $(SHIM)/*.egg-info

@@ -1,8 +1,9 @@
-"""Runs every benchmark, each in a process of its own, and writes the figures."""
+"""Runs every benchmark, each in a process of its own, and writes the figures and their plots."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import subprocess
@@ -10,13 +11,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-QUICK = [("single_turn", 100_000), ("multi_turn", 20_000), ("single_turn_journal", 20_000)]
-LONG = [("single_turn", 1_000_000), ("single_turn", 10_000_000)]
+from benchmarks.growth import exponent, series, y_of
+from benchmarks.plot import draw
+
+MAIN = {
+    "single_turn": ["single_turn", "100000"],
+    "multi_turn": ["multi_turn", "20000"],
+    "serving": ["serving", "10000"],
+    "single_turn_journal_off": ["single_turn", "20000"],
+    "single_turn_journal_sampled": ["single_turn", "20000", "--journal", "sampled"],
+    "single_turn_journal_full": ["single_turn", "20000", "--journal", "full"],
+    "skip": ["single_turn", "1024", "--engines", "16"],
+    "iterate": ["single_turn", "1024", "--engines", "16", "--mode", "iterate"],
+}
 
 
-def run(case: str, rollouts: int) -> dict[str, Any]:
-    print(f"{case}, {rollouts:,} rollouts ...", flush=True)
-    command = [sys.executable, "-m", "benchmarks.cases", case, str(rollouts)]
+def run(name: str, arguments: list[str]) -> dict[str, Any]:
+    print(f"{name}: {' '.join(arguments)} ...", flush=True)
+    command = [sys.executable, "-m", "benchmarks.cases", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -27,7 +39,26 @@ def run(case: str, rollouts: int) -> dict[str, Any]:
         f"{result['peak_rss_mb']:.0f} MB, {result['wall_s']:.1f} s",
         flush=True,
     )
-    return result
+    return {"arguments": " ".join(arguments), **result}
+
+
+def growths(long: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The series with their fitted exponents, and every run behind them."""
+    found, results = {}, []
+    for s in series(long):
+        points = []
+        for x, arguments in s.points:
+            result = run(f"growth with {s.name}", arguments)
+            results.append(result)
+            points.append((x if s.name != "rollouts" else result["rollouts"], y_of(s.per, result)))
+        found[s.name] = {"x": s.x, "per": s.per, "exponent": exponent(points), "target": s.target, "points": points}
+        print(f"  time grows with {s.name} to the power of {found[s.name]['exponent']:.3f}", flush=True)
+    return found, results
+
+
+def compiled() -> bool:
+    """Whether the hot modules run compiled."""
+    return not str(importlib.import_module("sim.engine").__file__).endswith(".py")
 
 
 def main() -> None:
@@ -35,34 +66,47 @@ def main() -> None:
     parser.add_argument(
         "--json", metavar="FILE", type=Path, default=Path("benchmarks/results.json"), help="where the figures go"
     )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="where the log-log plots go (SVG)")
     parser.add_argument("--quick", action="store_true", help="leave out 10^6 and 10^7 rollouts")
     options = parser.parse_args()
     if options.json.is_dir():
         parser.error(f"--json {options.json}: this is a folder, not a file")
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    results = [run(case, n) for case, n in QUICK]
+    main_cases = {name: run(name, arguments) for name, arguments in MAIN.items()}
+    growth, results = growths(not options.quick)
+    by_rollouts = {r["arguments"]: r for r in results}
+    single, multi = main_cases["single_turn"], main_cases["multi_turn"]
     figures: dict[str, Any] = {
-        "single_turn_rollouts_per_cpu_s": results[0]["rollouts_per_cpu_s"],
-        "single_turn_events_per_turn": results[0]["clock_events_per_turn"],
-        "multi_turn_turns_per_cpu_s": results[1]["turns_per_cpu_s"],
-        "multi_turn_events_per_turn": results[1]["clock_events_per_turn"],
-        "multi_turn_engine_events_per_turn": results[1]["engine_events_per_turn"],
-        "single_turn_with_journal_rollouts_per_cpu_s": results[2]["rollouts_per_cpu_s"],
-        "peak_rss_mb_1e5": results[0]["peak_rss_mb"],
-        "peak_rss_mb_1e6": None,
-        "peak_rss_mb_1e7": None,
-        "rollouts_1e7_seconds": None,
+        "single_turn_rollouts_per_cpu_s": single["rollouts_per_cpu_s"],
+        "single_turn_events_per_turn": single["clock_events_per_turn"],
+        "multi_turn_turns_per_cpu_s": multi["turns_per_cpu_s"],
+        "multi_turn_events_per_turn": multi["clock_events_per_turn"],
+        "multi_turn_engine_events_per_turn": multi["engine_events_per_turn"],
+        "serving_requests_per_cpu_s": main_cases["serving"]["rollouts_per_cpu_s"],
+        "single_turn_with_journal_rollouts_per_cpu_s": main_cases["single_turn_journal_full"]["rollouts_per_cpu_s"],
+        "full_journal_cost": _cost(main_cases, "single_turn_journal_full", "single_turn_journal_off"),
+        "sampled_journal_cost": _cost(main_cases, "single_turn_journal_sampled", "single_turn_journal_off"),
+        "iterate_cost": _cost(main_cases, "iterate", "skip"),
+        "iterate_differs_by_s": abs(main_cases["iterate"]["simulated_s"] - main_cases["skip"]["simulated_s"]),
     }
-    if not options.quick:
-        for case, n in LONG:
-            result = run(case, n)
-            results.append(result)
-            figures[f"peak_rss_mb_1e{len(str(n)) - 1}"] = result["peak_rss_mb"]
-        figures["rollouts_1e7_seconds"] = results[-1]["wall_s"]
+    for k in (5, 6, 7):
+        result = by_rollouts.get(f"single_turn {10**k}")
+        figures[f"peak_rss_mb_1e{k}"] = result["peak_rss_mb"] if result else None
+    figures["rollouts_1e7_seconds"] = (by_rollouts.get(f"single_turn {10**7}") or {}).get("wall_s")
+    figures["growth"] = growth
+    figures["compiled"] = compiled()
     figures["machine"] = f"{platform.processor() or platform.machine()}, Python {platform.python_version()}"
-    figures["cases"] = results
+    figures["cases"] = [*main_cases.values(), *results]
     options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"figures: {options.json}")
+    if options.plot:
+        draw(growth, options.plot)
+        print(f"plots: {options.plot}")
+
+
+def _cost(cases: dict[str, dict[str, Any]], name: str, base: str) -> float:
+    """CPU seconds per rollout of one case, in those of another."""
+    return float(cases[base]["rollouts_per_cpu_s"] / cases[name]["rollouts_per_cpu_s"])
 
 
 if __name__ == "__main__":

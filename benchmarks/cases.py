@@ -1,10 +1,11 @@
 """The benchmark scenarios, and one measurement of one of them in this process.
 
-`python -m benchmarks.cases CASE ROLLOUTS` prints one JSON object. CPU seconds are of the whole run: core, driver,
-engine models with KV accounting, prefix-aware routing, staleness, streamed metrics; set-up and imports are left out.
-Rollouts are trajectories of fully generated groups (trained, or dropped as too old later), turns are finished model
-calls. Clock events count everything that the clock pops: engine wake-ups, those that an arrival made void, tools,
-verifiers, weight updates. The journal is off unless the case is `single_turn_journal`.
+`python -m benchmarks.cases CASE ROLLOUTS [--engines N] [--tokens N] [--turns N] [--mode iterate] [--journal full]`
+prints one JSON object. CPU seconds are of the whole run: core, driver, engine models with KV accounting, prefix-aware
+routing, staleness, streamed metrics; set-up and imports are left out. Rollouts are trajectories of fully generated
+groups (trained, or dropped as too old later), turns are finished model calls. Clock events are what the clock pops:
+engine wake-ups, tools, verifiers, arrivals, steps of weight updates; void ones, wake-ups that an arrival had moved
+forward, are counted apart.
 """
 
 from __future__ import annotations
@@ -25,85 +26,143 @@ from testbed.scenario import Scenario
 
 GROUP = 8
 GROUPS_PER_BATCH = 128
+ENGINES = 128
+LONGEST = 4
+"""The cap on a reply, in means."""
 
 
-def scenario(case: str, rollouts: int) -> Scenario:
-    """128 engines, batches of 1,024 trajectories, asynchronous with a staleness bound."""
-    multi = case.startswith("multi_turn")
-    workload: dict[str, Any] = {
-        "type": "lengths",
-        "prompt": {"type": "fixed", "tokens": 512},
-        "reply": {"type": "lognormal", "mean": 500 if multi else 4000, "sigma": 0.7, "group_correlation": 0.5},
-        "max_response_length": 2000 if multi else 16000,
-        "rewards": {"latency": {"type": "fixed", "seconds": 0.5}},
+def single_turn(rollouts: int, engines: int, tokens: int, turns: int) -> dict[str, Any]:
+    """Batches of 1,024 trajectories, asynchronous with a staleness bound, cache-aware routing."""
+    slots = 64 if tokens <= 20_000 else 4  # so that memory, which has its own cases, holds nobody up
+    return {
+        "workload": {
+            "reply": {"type": "lognormal", "mean": tokens, "sigma": 0.7, "group_correlation": 0.5},
+            "max_response_length": LONGEST * tokens,
+        },
+        "rollout": {"routing": {"type": "cache_aware"}, "engine": {"max_running_requests": slots}},
     }
-    if multi:
-        workload["turns"] = {"type": "fixed", "tokens": 8}
-        workload["observation"] = {"type": "uniform", "low": 50, "high": 400}
-        workload["tool_time"] = {"type": "lognormal", "mean_s": 2.0, "sigma": 0.8}
+
+
+def multi_turn(rollouts: int, engines: int, tokens: int, turns: int) -> dict[str, Any]:
+    """As `single_turn`, with a tool call after each turn but the last and routing to the engine of the turn before.
+
+    64 conversations an engine want more KV than it has: prefixes of acting trajectories are evicted and computed again.
+    """
+    return {
+        "workload": {
+            "reply": {"type": "lognormal", "mean": tokens // turns, "sigma": 0.7, "group_correlation": 0.5},
+            "max_response_length": LONGEST * (tokens // turns),
+            "turns": {"type": "fixed", "tokens": turns},
+            "observation": {"type": "uniform", "low": 50, "high": 400},
+            "tool_time": {"type": "lognormal", "mean_s": 2.0, "sigma": 0.8},
+        },
+        "rollout": {"routing": {"type": "session_affinity"}, "engine": {"max_running_requests": 64}},
+    }
+
+
+def serving(rollouts: int, engines: int, tokens: int, turns: int) -> dict[str, Any]:
+    """The shape that serving simulators publish: Poisson arrivals of 1,024 + 512 tokens on replicas of an 8B model."""
+    return {
+        "cluster": {"gpu": "H100", "nodes": 1, "gpus_per_node": 8},
+        "model": {"type": "preset", "name": "Qwen3-8B"},
+        "workload": {
+            "prompt": {"type": "fixed", "tokens": 1024},
+            "reply": {"type": "fixed", "tokens": 512},
+            "max_response_length": 512,
+            "rewards": {"latency": {"type": "fixed", "seconds": 0.0}},
+            "arrivals": "poisson",
+            "arrival_rate_per_s": 7.0 * engines,
+            "num_tasks": rollouts,
+        },
+        "algorithm": {"n_samples_per_prompt": 1, "rollout_batch_size": 100},
+        "placement": {
+            "mode": "disaggregated",
+            "rollout_num_gpus": engines,
+            "actor_num_gpus": 4,
+            "rollout_num_gpus_per_engine": 1,
+        },
+        "rollout": {
+            "admission": {"type": "fully_async", "async_max_concurrent_groups": rollouts},
+            "routing": {"type": "least_load"},
+        },
+        "experience": {"staleness": {"bound": None}},
+        "run": {"num_rollout": max(rollouts // 100, 1), "warmup_steps": 0},
+    }
+
+
+CASES = {"single_turn": single_turn, "multi_turn": multi_turn, "serving": serving}
+
+
+def scenario(
+    case: str,
+    rollouts: int,
+    engines: int | None = None,
+    tokens: int = 4000,
+    turns: int = 8,
+    mode: str = "skip",
+) -> Scenario:
+    """`engines` of 4 GPUs beside a trainer of as many GPUs (`serving`: of one). Raises KeyError for another case."""
+    n = engines or (4 if case == "serving" else ENGINES)
+    gpus = 4 * n
+    config: dict[str, Any] = {
+        "name": case,
+        "cluster": {"gpu": "H100", "nodes": -(-2 * gpus // 8), "gpus_per_node": 8},
+        "model": {"type": "preset", "name": "Qwen3-32B"},
+        "workload": {
+            "type": "lengths",
+            "prompt": {"type": "fixed", "tokens": 512},
+            "rewards": {"latency": {"type": "fixed", "seconds": 0.5}},
+        },
+        "algorithm": {"n_samples_per_prompt": GROUP, "rollout_batch_size": GROUPS_PER_BATCH},
+        "placement": {
+            "mode": "disaggregated",
+            "rollout_num_gpus": gpus,
+            "actor_num_gpus": gpus,
+            "rollout_num_gpus_per_engine": 4,
+        },
+        "rollout": {"admission": {"type": "bounded", "max_head_offpolicyness": 2}},
+        "experience": {"staleness": {"bound": 2, "action": "drop"}},
+        "weights": {
+            "path": {"type": "fixed", "update_weight_transfer_mode": "broadcast"},
+            "transition": {"pause_generation_mode": "in_place", "kv": "salt_by_version"},
+        },
+        "simulation": {"mode": mode},
+    }
     steps = max(rollouts // (GROUP * GROUPS_PER_BATCH), 1)
-    return Scenario.model_validate(
-        {
-            "name": case,
-            "cluster": {"gpu": "H100", "nodes": 128, "gpus_per_node": 8},
-            "model": {"type": "preset", "name": "Qwen3-32B"},
-            "workload": workload,
-            "algorithm": {"n_samples_per_prompt": GROUP, "rollout_batch_size": GROUPS_PER_BATCH},
-            "placement": {
-                "mode": "disaggregated",
-                "rollout_num_gpus": 512,
-                "actor_num_gpus": 512,
-                "rollout_num_gpus_per_engine": 4,
-            },
-            "rollout": {
-                "admission": {"type": "bounded", "max_head_offpolicyness": 2},
-                "routing": {"type": "session_affinity"} if multi else {"type": "cache_aware"},
-                "engine": {"max_running_requests": 64},
-            },
-            "experience": {"staleness": {"bound": 2, "action": "drop"}},
-            "weights": {
-                "path": {"type": "fixed", "update_weight_transfer_mode": "broadcast"},
-                "transition": {"pause_generation_mode": "in_place", "kv": "salt_by_version"},
-            },
-            "run": {"num_rollout": steps, "warmup_steps": 0 if steps < 3 else 1, "journal": "off"},
-        }
-    )
+    config["run"] = {"num_rollout": steps, "warmup_steps": 0 if steps < 3 else 1}
+    for section, values in CASES[case](rollouts, n, tokens, turns).items():
+        config[section] = {**config[section], **values}
+    config["run"]["journal"] = "off"
+    return Scenario.model_validate(config)
 
 
-CASES = ("single_turn", "multi_turn", "single_turn_journal")
-
-
-def measure(case: str, rollouts: int) -> dict[str, Any]:
-    """One run of one case, with the journal (if it has one) in a folder that is deleted afterwards."""
+def measure(config: Scenario, journal: str = "off") -> dict[str, Any]:
+    """One run, with the journal (if any) in a folder that is deleted afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(case, scenario(case, rollouts), Path(folder))
+        return _measure(config, journal, Path(folder))
 
 
-def _measure(case: str, config: Scenario, folder: Path) -> dict[str, Any]:
-
+def _measure(config: Scenario, journal: str, folder: Path) -> dict[str, Any]:
     backend = SimulatedBackend(config, Path())
     metrics = RunMetrics(config, backend.core.layout)
     observers: list[Any] = [metrics.observe]
-    writer = None
-    if case.endswith("_journal"):
-        header = JournalHeader(scenario_hash="", seed=config.run.seed, backend="simulated")
-        writer = JournalWriter(folder / "journal.jsonl.zst", "full", 1.0, header)
+    header = JournalHeader(scenario_hash="", seed=config.run.seed, backend="simulated")
+    writer = JournalWriter(folder / "journal.jsonl.zst", journal, 0.01, header)  # type: ignore[arg-type]
+    if journal != "off":
         observers.append(writer.write)
     backend.use(observers)
     started = time.process_time()
     wall = time.perf_counter()
     reason = backend.run()
-    if writer is not None:
-        writer.close()
+    writer.close()
     cpu = time.process_time() - started
     wall = time.perf_counter() - wall
-    progress = backend.core.context.progress
-    rollouts = progress.generated * GROUP
+    rollouts = backend.core.context.progress.generated * config.algorithm.n_samples_per_prompt
     finished = backend.fleet.finished_turns
     return {
-        "case": case,
+        "case": config.name,
         "rollouts": rollouts,
-        "trained": progress.trained_trajectories,
+        "trained": backend.core.context.progress.trained_trajectories,
         "turns": finished,
         "cpu_s": cpu,
         "wall_s": wall,
@@ -112,8 +171,9 @@ def _measure(case: str, config: Scenario, folder: Path) -> dict[str, Any]:
         "core_events": backend.core.events,
         "clock_events": backend.clock.events,
         "core_events_per_turn": backend.core.events / finished,
-        "clock_events_per_turn": backend.clock.events / finished,
-        "engine_events_per_turn": (backend.fleet.wake_ups + backend.fleet.stale) / finished,
+        "clock_events_per_turn": (backend.clock.events - backend.fleet.stale) / finished,
+        "void_events_per_turn": backend.fleet.stale / finished,
+        "engine_events_per_turn": backend.fleet.wake_ups / finished,
         "peak_rss_mb": peak_rss_mb(),
         "simulated_s": backend.clock.now,
         "step_time_s": metrics.summary(finish_reason=reason).step_time_mean_s,
@@ -128,10 +188,16 @@ def peak_rss_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cases", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("case", choices=CASES)
+    parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument("rollouts", type=int)
-    options = parser.parse_args()
-    print(json.dumps(measure(options.case, options.rollouts)))
+    parser.add_argument("--engines", type=int, help="default: 128 (serving: 4)")
+    parser.add_argument("--tokens", type=int, default=4000, help="mean reply tokens of a rollout, all turns")
+    parser.add_argument("--turns", type=int, default=8, help="of multi_turn")
+    parser.add_argument("--mode", choices=["skip", "iterate"], default="skip")
+    parser.add_argument("--journal", choices=["off", "sampled", "full"], default="off")
+    o = parser.parse_args()
+    config = scenario(o.case, o.rollouts, o.engines, o.tokens, o.turns, o.mode)
+    print(json.dumps(measure(config, o.journal)))
 
 
 if __name__ == "__main__":

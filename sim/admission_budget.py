@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from functools import lru_cache
+from typing import Final
 
 from sim.engine_request import Request
 
-CLIP_MAX_NEW_TOKENS = 4096
+CLIP_MAX_NEW_TOKENS: Final = 4096
 """SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION: no request is charged for more future tokens than this."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,10 @@ class SimulatedBackend:
             clock.run_events(every, limit)
             if clock.stopped:
                 return
-            if clock._heap and clock._heap[0][0] > limit:
-                raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {core.explain()}")
-            if not clock._heap:
+            if clock.next_t == inf:
                 raise StuckError(f"nothing is scheduled at {clock.now:.3f} s: {core.explain()}")
+            if clock.next_t > limit:
+                raise StuckError(f"the run is longer than max_simulated_s = {limit} s: {core.explain()}")
             if clock.events >= collect_at:
                 collect_at = clock.events + COLLECT_EVERY
                 gc.collect()
@@ -165,7 +166,7 @@ class SimulatedBackend:
 
     def _finish(self, a: do.Finish) -> None:
         self.finish_reason = a.reason
-        self.clock.stopped = True
+        self.clock.stop()
         self._pending.clear()
 
     def _watchdog(self, _: Any) -> None:
@@ -191,4 +192,4 @@ class SimulatedBackend:
         self.clock.at(a.at, TIMER, self._timer, a.timer)
 
     def _timer(self, timer: int) -> None:
-        self.tell(said.TimerFired(self.clock._now, timer))
+        self.tell(said.TimerFired(self.clock.now, timer))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from sim.costs.base import CostModel
 from sim.engine_notices import Aborted, Finished, Notice, Paused
@@ -37,7 +37,9 @@ __all__ = [
     "Request",
 ]
 
-_SUBMIT, _ABORT, _PAUSE = 0, 1, 2
+_SUBMIT: Final = 0
+_ABORT: Final = 1
+_PAUSE: Final = 2
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 
@@ -79,6 +81,7 @@ class EngineModel(Scheduler):
         if options.forward not in ("device", "host"):
             raise ValueError(f"forward {options.forward!r} is device or host")
         self.costs = costs
+        self.padded_attention = costs.padded_attention
         self.skip = mode == "skip"
         self.device = options.forward == "device" and self.overlap
         """Whether launching a batch takes no time and an iteration lasts until the previous batch's forward ends."""

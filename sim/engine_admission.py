@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
+from typing import Final
 
 from sim.admission_budget import CLIP_MAX_NEW_TOKENS
 from sim.brought import take_in
@@ -19,7 +20,7 @@ from sim.engine_state import NO_REQUESTS
 from sim.errors import PrefillOutOfMemory
 from sim.radix_cache import RadixCache
 
-_TIE = 1e-3
+_TIE: Final = 1e-3
 """A float comparison closer than this many tokens is decided by summing in the engine's own order."""
 _LATE = float("inf")
 
@@ -297,7 +298,7 @@ class Admission(Decoding):
     def _launch_prefill(self, batch: list[Request], t: float) -> None:
         """Give the batch its slots and note what it computes."""
         page, cache, version = self.page, self.cache, self.version
-        padded = self.costs.padded_attention
+        padded = self.padded_attention
         new = again = 0
         attention = 0.0
         for r in batch:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
-NOTHING, DECODE, EXTEND = 0, 1, 2
+NOTHING: Final = 0
+DECODE: Final = 1
+EXTEND: Final = 2
 """Kinds of batch."""
 
-RETRACT_DECODE_STEPS = 20
+RETRACT_DECODE_STEPS: Final = 20
 """SGLANG_RETRACT_DECODE_STEPS: slots to free per remaining request after a retraction."""
-IN_BATCH_PREFIX = 32
+IN_BATCH_PREFIX: Final = 32
 """Tokens of a shared prefix from which lpm holds a request back
 (IN_BATCH_PREFIX_CACHING_{CHECK,DEPRIORITIZE}_THRESHOLD)."""
-LPM_QUEUE = 128
+LPM_QUEUE: Final = 128
 """Longest queue that lpm sorts, and how many waiting requests fcfs touches."""
-TOUCH_EVERY = 32
+TOUCH_EVERY: Final = 32
 """Passes with a queue from one touch to the next under fcfs."""
 
 

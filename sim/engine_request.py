@@ -66,7 +66,7 @@ class Request:
 
     def __init__(
         self,
-        rid: int,
+        rid: Any,
         content: Runs,
         prompt_tokens: int,
         output_tokens: int,
@@ -81,6 +81,7 @@ class Request:
         priority: int | None = None,
     ) -> None:
         self.rid = rid
+        """Any hashable name."""
         self.content = content
         """The prompt as runs (content id, start, length), lengths summing to `prompt_tokens`."""
         self.prompt_tokens = prompt_tokens

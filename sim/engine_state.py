@@ -63,6 +63,7 @@ class State:
         "max_run",
         "options",
         "overlap",
+        "padded_attention",
         "page",
         "passes",
         "pool",
@@ -167,6 +168,8 @@ class State:
         self.trace: list[Any] | None = None
         """If a list: the batches as (mode, [[rid, prefix, new]] or [[rid, kv, outputs]])."""
         self.prefill_new = 0
+        self.padded_attention = False
+        """Whether a prefill's attention computes squares of whole contexts."""
         self.prefill_attention = 0.0
         self.prefill_again = 0
         """Of the prefill batch formed last: computed tokens, query-key pairs, tokens computed again."""

@@ -6,9 +6,10 @@ It refuses to know what a weight update is and where tasks come from. Request id
 from __future__ import annotations
 
 from math import inf, nextafter
-from typing import Any
+from typing import Any, Final
 
-from sim.clock import ARRIVE, ENGINE, REPORT, Call, Clock
+from sim.agenda import Call
+from sim.clock import ARRIVE, ENGINE, REPORT, Clock
 from sim.costs.base import CostModel
 from sim.costs.speculation import SpeculativeCosts
 from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Paused, Request
@@ -17,15 +18,16 @@ from sim.kv_transfer import KvTransfers
 from sim.prefill_decode import Prefilled, decode_part, prefill_part, prefilled, whole_turn
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.core.events import TurnFinished
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 
-FORM = ENGINE + 5
+FORM: Final = ENGINE + 5
 """An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they
 free."""
 
-_TURN_BITS = 20
-_TURN_MASK = (1 << _TURN_BITS) - 1
+_TURN_BITS: Final = 20
+_TURN_MASK: Final = (1 << 20) - 1
 """Request id = trajectory << 20 | turn."""
 
 
@@ -65,6 +67,7 @@ class Fleet:
         transfers: KvTransfers,
     ) -> None:
         self.clock = clock
+        self._agenda = clock.agenda
         self.store = store
         self.tell = tell
         self.costs = costs
@@ -106,23 +109,23 @@ class Fleet:
         if wake != slot.scheduled:
             slot.scheduled = slot.fires = wake
             if wake != inf:
-                clock = self.clock
-                now = clock._now
+                agenda = self._agenda
+                now = agenda.now
                 if wake < now:
                     slot.fires = wake = now
                 if model.forms_next:
-                    clock.put(wake, FORM, self._form, slot)
+                    agenda.put(wake, FORM, self._form, slot)
                 else:
-                    clock.put(wake, ENGINE, self._wake, slot)
+                    agenda.put(wake, ENGINE, self._wake, slot)
 
     def _wake(self, slot: EngineSlot) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         if slot.fires != now:
             self.stale += 1
             return
         model = slot.model
         if model.forms_next:
-            self.clock.put(now, FORM, self._form, slot)
+            self._agenda.put(now, FORM, self._form, slot)
             return
         slot.scheduled = slot.fires = inf
         self.wake_ups += 1
@@ -132,7 +135,7 @@ class Fleet:
             self.schedule(slot)
 
     def _form(self, slot: EngineSlot) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         if slot.fires != now:
             self.stale += 1
             return
@@ -149,11 +152,11 @@ class Fleet:
     def message_t(self) -> float:
         """When a message that is sent now reaches an engine. What follows from the start of an iteration comes after
         all iterations that start at this instant, whichever of them were formed already."""
-        now = self.clock._now
+        now = self._agenda.now
         return nextafter(now, inf) if self._forming else now
 
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         if self._prefill_engines and type(n) is not Paused:
             if n.rid in self._whole:
                 whole = self._whole.pop(n.rid)
@@ -178,7 +181,7 @@ class Fleet:
             else:
                 c.prompt_tokens = prompt + outputs
             self.tell(
-                said.TurnFinished(
+                TurnFinished(
                     now,
                     trajectory,
                     turn,
@@ -236,7 +239,7 @@ class Fleet:
     def _send(self, slot: EngineSlot, request: Request) -> None:
         """Requests of one engine pass its way in one after another."""
         base_s, each_s = self._arrival
-        slot.arrived_t = max(slot.arrived_t, self.clock._now) + each_s
+        slot.arrived_t = max(slot.arrived_t, self._agenda.now) + each_s
         slot.on_way[request.rid] = self.clock.at(slot.arrived_t + base_s, ARRIVE, self._arrive, (slot, request))
 
     # --- KV between engines -------------------------------------------------------------------------------------------
@@ -252,20 +255,20 @@ class Fleet:
         missing = there[0] - slot.model.held_prefix(request, a.tokens)[0]
         if missing > 0:
             request.brought = there
-            arrives = self._transfers.send(self.clock._now, a.source, a.engine, missing)
+            arrives = self._transfers.send(self._agenda.now, a.source, a.engine, missing)
             self._sources[request.rid] = a.source
         slot.on_way[request.rid] = self.clock.at(arrives, ARRIVE, self._arrive, (slot, request))
 
     def _prompt_done(self, slot: EngineSlot, whole: Request, n: Finished) -> None:
         p = self._prefilled[n.rid] = prefilled(whole, n, slot.index)
         trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
-        self.tell(said.PrefillFinished(self.clock._now, trajectory, turn, slot.index, n.started_t, p.version))
+        self.tell(said.PrefillFinished(self._agenda.now, trajectory, turn, slot.index, n.started_t, p.version))
 
     def hand_over(self, a: do.HandOver) -> None:
         """The KV of a prompt goes to a decode engine, and the rest of the turn with it."""
         rid = a.trajectory << _TURN_BITS | a.turn
         slot, p = self.slots[a.to], self._prefilled[rid]
-        end = self._transfers.send(self.clock._now, a.engine, a.to, p.request.prompt_tokens)
+        end = self._transfers.send(self._agenda.now, a.engine, a.to, p.request.prompt_tokens)
         self._sources[rid] = a.engine
         slot.on_way[rid] = self.clock.at(end, ARRIVE, self._arrive, (slot, decode_part(p)))
 
@@ -276,7 +279,7 @@ class Fleet:
             self._sources.pop(request.rid, None)
             if request.brought[1] != slot.model.version and not self._keeps_kv:
                 request.brought = None  # its weights have changed meanwhile
-        slot.model.submit(self.clock._now, request)
+        slot.model.submit(self._agenda.now, request)
         self.schedule(slot)
 
     def abort_turn(self, a: do.AbortTurn) -> None:
@@ -285,18 +288,18 @@ class Fleet:
         if call is not None:
             call.cancel()
             self._forget(rid)
-            self.tell(said.TurnFailed(self.clock._now, a.trajectory, a.turn, a.engine, "aborted"))
+            self.tell(said.TurnFailed(self._agenda.now, a.trajectory, a.turn, a.engine, "aborted"))
             return
         slot.model.abort(self.message_t(), rid)
         self.schedule(slot)
 
     def report(self, slot: EngineSlot) -> None:
         m = slot.model
-        m.sync(self.clock._now)
+        m.sync(self._agenda.now)
         self.schedule(slot)
         self.tell(
             said.LoadReported(
-                self.clock._now,
+                self._agenda.now,
                 slot.index,
                 m.running,
                 m.waiting,
@@ -317,7 +320,7 @@ class Fleet:
     def report_all(self, interval: float) -> None:
         """As `report_each`, and again every `interval` seconds."""
         self.report_each()
-        self.clock.at(self.clock._now + interval, REPORT, self.report_all, interval)
+        self.clock.at(self._agenda.now + interval, REPORT, self.report_all, interval)
 
     # --- losses and versions ------------------------------------------------------------------------------------------
 
@@ -332,7 +335,7 @@ class Fleet:
             self._source_lost(rid)
         slot.scheduled = slot.fires = inf
         if slot.released:
-            slot.model.release_memory(self.clock._now)
+            slot.model.release_memory(self._agenda.now)
 
     def _source_lost(self, rid: int) -> None:
         """The engine that a turn's KV was coming from is gone: the turn is lost, wherever it was going."""
@@ -340,10 +343,10 @@ class Fleet:
         slot.on_way.pop(rid).cancel()
         self._forget(rid)
         self.clock.put(
-            self.clock._now,
+            self._agenda.now,
             ARRIVE,
             self.tell,
-            said.TurnFailed(self.clock._now, rid >> _TURN_BITS, rid & _TURN_MASK, slot.index, "engine_lost"),
+            said.TurnFailed(self._agenda.now, rid >> _TURN_BITS, rid & _TURN_MASK, slot.index, "engine_lost"),
         )
 
     def _forget(self, rid: int) -> None:
@@ -353,7 +356,7 @@ class Fleet:
 
     def serve(self, slot: EngineSlot, version: int) -> None:
         """From now on the engine serves `version`; new requests see KV by the transition rule."""
-        slot.model.set_version(self.clock._now, version)
+        slot.model.set_version(self._agenda.now, version)
         if self._drafts is not None:
             slot.model.costs = self._drafts.at_version(version)
         if self._salt:
@@ -361,6 +364,6 @@ class Fleet:
 
     def take_in(self, slot: EngineSlot) -> None:
         """Let an idle engine handle messages that came too late (an abort of a request that ended by itself)."""
-        for notice in slot.model.advance(self.clock._now):
+        for notice in slot.model.advance(self._agenda.now):
             self.notice(slot, notice)
         self.schedule(slot)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from sim.engine_request import FOREVER, Aborted, Finished, Request, Span
+from sim.engine_notices import Aborted, Finished, Span
+from sim.engine_request import FOREVER, Request
 
 
 class Prefilled(Struct, frozen=True, gc=False):

@@ -13,6 +13,7 @@ from sim.tools import Environments, Station
 from sim.trainer import TrainerModel
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.core.events import SignalReady
 from testbed.scenario import Scenario
 from testbed.workloads import Task, Workload
 
@@ -31,6 +32,7 @@ class Services:
         before_step: Callable[[], None],
     ) -> None:
         self.clock = clock
+        self._agenda = clock.agenda
         self.store = store
         self.workload = workload
         self.trainer = trainer
@@ -56,7 +58,7 @@ class Services:
 
     def draw_task(self, a: do.DrawTask) -> None:
         task = self.workload.draw() if a.task < 0 else self.workload.again(a.task)
-        now = self.clock._now
+        now = self._agenda.now
         if task is None:
             self.tell(said.TasksExhausted(now, a.group))
         else:
@@ -68,7 +70,7 @@ class Services:
             self.store.bind(group, task.index)
         self.tell(
             said.TaskArrived(
-                self.clock._now,
+                self._agenda.now,
                 group,
                 task.index,
                 task.prompt_tokens,
@@ -84,7 +86,7 @@ class Services:
             return
         following = next(self._arrivals, None)
         if following is None:
-            self.tell(said.TasksExhausted(self.clock._now))
+            self.tell(said.TasksExhausted(self._agenda.now))
         else:
             self.clock.at(following[0], ARRIVE, self._arrive, following[1])
 
@@ -97,7 +99,7 @@ class Services:
         self.environments.prepare(a.trajectory, c.plan.prepare_s, self._environment_ready, a.trajectory)
 
     def _environment_ready(self, trajectory: int) -> None:
-        self.tell(said.EnvironmentReady(self.clock._now, trajectory))
+        self.tell(said.EnvironmentReady(self._agenda.now, trajectory))
 
     def release_environment(self, a: do.ReleaseEnvironment) -> None:
         self.environments.release(a.trajectory, self.store.conversation(a.trajectory).plan.release_s)
@@ -114,21 +116,21 @@ class Services:
             return
         tokens = c.plan.observation_tokens[turn]
         self.store.observed(c, tokens)
-        self.tell(said.ToolFinished(self.clock._now, trajectory, tokens))
+        self.tell(said.ToolFinished(self._agenda.now, trajectory, tokens))
 
     # --- signals and training -----------------------------------------------------------------------------------------
 
     def compute_signals(self, a: do.ComputeSignals) -> None:
         if a.pool >= 0:
             lengths = [self.store.conversation(t).prompt_tokens for t in a.trajectories]
-            end = self.clock._now + self.trainer.forward_seconds(lengths)
+            end = self._agenda.now + self.trainer.forward_seconds(lengths)
             self.clock.at(end, COMPLETE, self._signals_done, a)
         elif a.signal == "reward":
             for t in a.trajectories:
                 plan = self.store.conversation(t).plan
                 seconds = plan.reward_s
                 if seconds <= 0 and not self.verifiers.slots:
-                    self.tell(said.SignalReady(self.clock._now, "reward", (t,), (plan.reward,)))
+                    self.tell(SignalReady(self._agenda.now, "reward", (t,), (plan.reward,)))
                 else:
                     self.verifiers.submit(seconds, self._reward_done, (t, plan.reward))
         else:
@@ -137,17 +139,17 @@ class Services:
 
     def _signals_done(self, a: do.ComputeSignals) -> None:
         self.completed += 1
-        self.tell(said.SignalReady(self.clock._now, a.signal, a.trajectories))
+        self.tell(SignalReady(self._agenda.now, a.signal, a.trajectories))
 
     def _reward_done(self, arg: tuple[int, float]) -> None:
-        self.tell(said.SignalReady(self.clock._now, "reward", (arg[0],), (arg[1],)))
+        self.tell(SignalReady(self._agenda.now, "reward", (arg[0],), (arg[1],)))
 
     def _external_done(self, arg: tuple[str, int]) -> None:
-        self.tell(said.SignalReady(self.clock._now, arg[0], (arg[1],)))
+        self.tell(SignalReady(self._agenda.now, arg[0], (arg[1],)))
 
     def train(self, a: do.Train) -> None:
         lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in a.experiences]
-        end = self.clock._now
+        end = self._agenda.now
         for update, seconds in enumerate(self.trainer.update_seconds(lengths, a.updates)):
             end += seconds
             self.clock.at(end, COMPLETE, self._step_finished, (a.batch, update, update + 1 == a.updates))
@@ -157,7 +159,7 @@ class Services:
         self.completed += 1
         if last:
             self._before_step()
-        self.tell(said.TrainStepFinished(self.clock._now, batch, update))
+        self.tell(said.TrainStepFinished(self._agenda.now, batch, update))
 
     def retire(self, a: do.Retire) -> None:
         self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from sim.clock import COMPLETE, Clock, ignore
+from sim.agenda import ignore
+from sim.clock import COMPLETE, Clock
 from sim.job import Done, Job
 
 
@@ -29,6 +30,7 @@ class Station:
     """
 
     __slots__ = (
+        "_agenda",
         "_queue",
         "_settled",
         "arrived",
@@ -48,9 +50,10 @@ class Station:
         if slots < 0:
             raise ValueError(f"slots must be >= 0, not {slots}")
         self.clock = clock
+        self._agenda = clock.agenda
         self.slots = slots
         self._queue: deque[Job] = deque()
-        self._settled = clock.now
+        self._settled = clock.agenda.now
         self.arrived = self.completed = self.busy = self.most_queued = 0
         self.wait_s = self.service_s = self.sojourn_s = self.queued_area_s = self.busy_area_s = 0.0
 
@@ -60,13 +63,13 @@ class Station:
 
     def submit(self, service_s: float, done: Done, arg: Any = None) -> Job:
         """Serve for `service_s` seconds when a slot is free, then call `done(arg)`."""
-        now = self.clock._now
+        now = self._agenda.now
         self.settle(now)
         self.arrived += 1
         if self.slots == 0 or self.busy < self.slots:
             job = Job(now, service_s, done, arg, now)
             self.busy += 1
-            self.clock.put(now + service_s, COMPLETE, self._finish, job)
+            self._agenda.put(now + service_s, COMPLETE, self._finish, job)
         else:
             job = Job(now, service_s, done, arg)
             self._queue.append(job)
@@ -87,10 +90,10 @@ class Station:
         job.started = now
         self.busy += 1
         self.wait_s += now - job.arrived
-        self.clock.put(now + job.service_s, COMPLETE, self._finish, job)
+        self._agenda.put(now + job.service_s, COMPLETE, self._finish, job)
 
     def _finish(self, job: Job) -> None:
-        now = self.clock._now
+        now = self._agenda.now
         self.settle(now)
         self.busy -= 1
         self.completed += 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.clock import COMPLETE, WEIGHTS, Call, Clock
+from sim.agenda import Call
+from sim.clock import COMPLETE, WEIGHTS, Clock
 from sim.engine import EngineModel
 from sim.fleet import Fleet
 from sim.weight_paths import WeightPaths
@@ -52,8 +53,8 @@ class WeightSteps:
 
     def prepare_weights(self, a: do.PrepareWeights) -> None:
         self._path = a.path
-        prepared = self.paths.prepare(self.clock._now, a.path, a.participants)
-        seconds = prepared.ready_t - self.clock._now
+        prepared = self.paths.prepare(self.clock.now, a.path, a.participants)
+        seconds = prepared.ready_t - self.clock.now
         event = said.WeightsPrepared(prepared.ready_t, a.version, seconds, prepared.bytes)
         self._preparing = [self.clock.at(prepared.ready_t, WEIGHTS, self.tell, event)]
         if prepared.trainer_released_t is None:
@@ -67,7 +68,7 @@ class WeightSteps:
         self._updating[a.engine] = a.version
         seconds = self.paths.pause_seconds(self._path, a.mode)
         if seconds:
-            self.clock.at(self.clock._now + seconds, WEIGHTS, self._pause, (a, slot.model))
+            self.clock.at(self.clock.now + seconds, WEIGHTS, self._pause, (a, slot.model))
         else:
             slot.model.pause(self.fleet.message_t(), a.mode)
             self.fleet.schedule(slot)
@@ -76,38 +77,38 @@ class WeightSteps:
         a, model = arg
         slot = self.fleet.slots[a.engine]
         if slot.model is model:  # else it was lost meanwhile
-            model.pause(self.clock._now, a.mode)
+            model.pause(self.clock.now, a.mode)
             self.fleet.schedule(slot)
 
     def copy_weights(self, a: do.CopyWeights) -> None:
-        end = self.paths.copy(self.clock._now, a.path, a.participants, a.engine)
+        end = self.paths.copy(self.clock.now, a.path, a.participants, a.engine)
         self.clock.at(end, WEIGHTS, self._copied, a)
 
     def _copied(self, a: do.CopyWeights) -> None:
-        self.tell(said.WeightsCopied(self.clock._now, a.engine, a.version))
+        self.tell(said.WeightsCopied(self.clock.now, a.engine, a.version))
         left = self._left_to_copy.get(a.version)
         if left is not None:
             left.discard(a.engine)
             if not left:
                 del self._left_to_copy[a.version]
-                self.tell(said.TrainerReleased(self.clock._now, a.version))
+                self.tell(said.TrainerReleased(self.clock.now, a.version))
 
     def requantize(self, a: do.RequantizeWeights) -> None:
-        end = self.paths.requantize(self.clock._now, a.engine)
+        end = self.paths.requantize(self.clock.now, a.engine)
         self.clock.at(end, WEIGHTS, self.tell, said.EngineReady(end, a.engine, a.version))
 
     def flush_cache(self, a: do.FlushCache) -> None:
-        if not self.fleet.slots[a.engine].model.flush(self.clock._now):
+        if not self.fleet.slots[a.engine].model.flush(self.clock.now):
             reason = "flush refused: a batch is running"
-            self.tell(said.WeightUpdateFailed(self.clock._now, a.engine, self._updating[a.engine], "flush", reason))
+            self.tell(said.WeightUpdateFailed(self.clock.now, a.engine, self._updating[a.engine], "flush", reason))
 
     def resume_engine(self, a: do.ResumeEngine) -> None:
-        end = self.clock._now + self.paths.resume_seconds(self._path)
+        end = self.clock.now + self.paths.resume_seconds(self._path)
         self.clock.at(end, WEIGHTS, self._resumed, (a, self.fleet.slots[a.engine].model))
 
     def _resumed(self, arg: tuple[do.ResumeEngine, EngineModel]) -> None:
         a, model = arg
-        slot, now = self.fleet.slots[a.engine], self.clock._now
+        slot, now = self.fleet.slots[a.engine], self.clock.now
         if slot.model is not model:
             return  # it was lost meanwhile
         self.fleet.serve(slot, a.version)
@@ -116,7 +117,7 @@ class WeightSteps:
         self.fleet.schedule(slot)
 
     def switch_pool(self, a: do.SwitchPool) -> None:
-        now = self.clock._now
+        now = self.clock.now
         if a.phase == "train" and self._clears_kv:
             for index in self._layout.pools[a.pool].engines:
                 slot = self.fleet.slots[index]
@@ -126,7 +127,7 @@ class WeightSteps:
         self.clock.at(now + self.paths.switch_seconds(a.phase), COMPLETE, self._switched, a)
 
     def _switched(self, a: do.SwitchPool) -> None:
-        now = self.clock._now
+        now = self.clock.now
         if a.phase == "generate" and self._clears_kv:
             for index in self._layout.pools[a.pool].engines:
                 slot = self.fleet.slots[index]

@@ -27,12 +27,15 @@ from testbed.cli import about as _about  # noqa: F401
 # ruff: isort: on
 from testbed.cli.app import app
 from testbed.commands.errors import CommandError
+from testbed.compiled import warning
 from testbed.console import complain
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point: turns user errors into one message and an exit code. No arguments: help."""
     args = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if old := warning():
+        complain(f"testbed: {old}")
     try:
         code = app(args, prog_name="testbed", standalone_mode=False, obj=shlex.join(["testbed", *args]))
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from math import ceil
 
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.core.actions import ComputeSignals, Experience
 from testbed.core.context import Context
 from testbed.core.errors import ProtocolError
 from testbed.core.records import Group, Lot, Trajectory
@@ -128,9 +129,9 @@ class ExperienceStore:
             p.open_groups -= 1
         for signal in self._external:
             if not self._serial or signal != "reward":
-                ctx.out.append(do.ComputeSignals(signal, (t.id,), EXTERNAL))
+                ctx.out.append(ComputeSignals(signal, (t.id,), EXTERNAL))
             elif last:
-                ctx.out.append(do.ComputeSignals(signal, self._generated_members(group), EXTERNAL))
+                ctx.out.append(ComputeSignals(signal, self._generated_members(group), EXTERNAL))
         if not t.missing & ~self._trainer_bits:
             self._scored(t)
 
@@ -274,7 +275,7 @@ class ExperienceStore:
             p.generated += 1
             waiting = self._generated_members(group)
             if self._serial and "reward" in self._jobs.external and waiting:
-                self._ctx.out.append(do.ComputeSignals("reward", waiting, EXTERNAL))
+                self._ctx.out.append(ComputeSignals("reward", waiting, EXTERNAL))
         if not self._together:
             self.buffer.release(1)
             group.lots -= 1
@@ -457,7 +458,7 @@ class ExperienceStore:
         if verdict == "mask":
             t.masked_tokens = self.rule.masked_tokens(t, t.dequeue_deployed)
         group = t.group
-        return do.Experience(
+        return Experience(
             t.id,
             group.id,
             group.task,

@@ -127,9 +127,7 @@ class Publications:
 
     def pump(self) -> None:
         """Start the next update if one is due and nothing holds it."""
-        if self.update is not None:
-            return
-        if self._catch_up:
+        if self.update is None and self._catch_up:
             self._start_catch_up()
         if self.update is None and self._due and not self._experience.holds_publication():
             self._start(self._due)

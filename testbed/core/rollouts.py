@@ -12,6 +12,7 @@ from numpy.random import Generator
 
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.core.actions import StartTurn
 from testbed.core.context import Context
 from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
@@ -205,7 +206,7 @@ class Rollouts:
             if self.concurrency.engine_full(index, len(engine.in_flight)):
                 self._full.add(index)
                 router.close(index)
-            ctx.out.append(do.StartTurn(id, turn, index, group.id, group.task, t.member, t.attempt, router.why))
+            ctx.out.append(StartTurn(id, turn, index, group.id, group.task, t.member, t.attempt, router.why))
 
     def _leave_engine(self, t: Trajectory, index: int) -> Engine:
         engine = self._ctx.engines[index]

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from testbed.core.actions import Experience, Train
 from testbed.metrics.sketch import Sketch
-from testbed.metrics.staleness import Sizes, at_completion, at_dequeue
+from testbed.metrics.staleness import Sizes, VersionSet, at_completion, at_dequeue
 from testbed.metrics.summary import StalenessReading, TrajectoryTime
 from testbed.metrics.trajectory import Lives
 from testbed.scenario.experience import Measure
@@ -23,22 +23,6 @@ from testbed.scenario.experience import Measure
 LOST_TURN = "lost_turn"
 """Reason of dropped tokens whose model call was lost or aborted and sent again, in a trajectory that was trained."""
 MEASURE_NAMES: tuple[Measure, ...] = get_args(Measure)
-
-
-class VersionSet(NamedTuple):
-    """The versions of one trajectory, as `staleness` reads them. A batch has few different ones, so each is read once.
-
-    `submitted_index` is rounded down to whole versions, which is all that any measure looks at.
-    """
-
-    oldest_version: int
-    dispatch_version: int
-    completion_deployed: int
-    dequeue_deployed: int
-    trainer_version: int
-    dispatch_trainer_version: int
-    submitted_index: int
-    completion_trainer_version: int
 
 
 _VERSIONS = attrgetter(*VersionSet._fields[:6])

@@ -8,7 +8,7 @@ so far). The module refuses to know bounds, and what happens to data beyond them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -34,6 +34,22 @@ class Versions(Protocol):
     def dispatch_trainer_version(self) -> int: ...
     @property
     def submitted_index(self) -> int: ...
+
+
+class VersionSet(NamedTuple):
+    """The versions of one trajectory, as measures read them. A batch has few different ones, so each is read once.
+
+    `submitted_index` is rounded down to whole versions, which is all that any measure looks at.
+    """
+
+    oldest_version: int
+    dispatch_version: int
+    completion_deployed: int
+    dequeue_deployed: int
+    trainer_version: int
+    dispatch_trainer_version: int
+    submitted_index: int
+    completion_trainer_version: int
 
 
 class Sizes(Struct, frozen=True):

@@ -7,7 +7,7 @@ formulas and where a recorded prompt length was read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import count, repeat
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from testbed.workloads.distributions import (
     stream,
 )
 from testbed.workloads.errors import WorkloadError
-from testbed.workloads.outcomes import CHUNK, Outcome, needs_environment, outcomes
+from testbed.workloads.outcomes import CHUNK, Columns, Outcome, needs_environment, outcome_columns, outcomes
 from testbed.workloads.plan import BLOCK_TOKENS, SYSTEM_PROMPT, Plan, Run, Task, prompt_content
 from testbed.workloads.trace import Trace, fresh_blocks
 
@@ -127,20 +127,17 @@ def _replies(config: LengthsWorkload, seed: int, ignore_eos: bool) -> Callable[[
 def _single_turn(config: LengthsWorkload, members: int, seed: int, ignore_eos: bool) -> Iterator[list[Plan]]:
     """Chunks of CHUNK x members plans of one turn. The short way of `_multi_turn`: the same plans, no per-turn work."""
     draw = _replies(config, seed, ignore_eos)
-    results = outcomes(config.rewards, config.tools, members, seed)
-    return _short(draw, results, config.max_response_length, members)
+    columns = outcome_columns(config.rewards, config.tools, members, seed)
+    return _short(draw, columns, config.max_response_length, members)
 
 
 def _short(
-    draw: Callable[[Tokens], Tokens], results: Iterator[Outcome], cap: int, members: int
+    draw: Callable[[Tokens], Tokens], columns: Iterator[Columns], cap: int, members: int
 ) -> Iterator[list[Plan]]:
-    counts, n = np.full(CHUNK, members, dtype=np.int64), CHUNK * members
-    ended, cut = (True,), (False,)
-    while True:
-        yield [
-            Plan((tokens,), ended if tokens < cap else cut, (), (), *result)
-            for tokens, result in zip(draw(counts).tolist(), islice(results, n), strict=True)
-        ]
+    counts, none = np.full(CHUNK, members, dtype=np.int64), repeat(())
+    for results in columns:
+        lengths = draw(counts)
+        yield list(map(Plan, zip(lengths.tolist()), zip((lengths < cap).tolist()), none, none, *results))
 
 
 def _multi_turn(config: LengthsWorkload, members: int, seed: int, ignore_eos: bool) -> Iterator[list[Plan]]:

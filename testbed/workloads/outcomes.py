@@ -5,7 +5,7 @@ Responsible for the difficulty model of a task. It refuses to know what the traj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
@@ -18,6 +18,7 @@ CHUNK = 256
 
 Outcome = tuple[float, float, float, float]
 """(reward, reward_s, prepare_s, release_s) of one member."""
+Columns = tuple[list[float], list[float], list[float], list[float]]
 
 
 def needs_environment(tools: Tools) -> bool:
@@ -32,10 +33,12 @@ def outcomes(rewards: Rewards, tools: Tools, members: int, seed: int) -> Iterato
     A task's success rate p is drawn from Beta(m c, (1 - m) c) with mean m = `success_rate` and c = `concentration`;
     each member's reward is 1 with probability p, else 0.
     """
-    return chain.from_iterable(_chunks(rewards, tools, members, seed))
+    columns = outcome_columns(rewards, tools, members, seed)
+    return chain.from_iterable(zip(*chunk, strict=True) for chunk in columns)
 
 
-def _chunks(rewards: Rewards, tools: Tools, members: int, seed: int) -> Iterator[Iterable[Outcome]]:
+def outcome_columns(rewards: Rewards, tools: Tools, members: int, seed: int) -> Iterator[Columns]:
+    """`outcomes` by the chunk: the values of CHUNK x members members, column by column."""
     difficulty, answers = stream(seed, "difficulty"), stream(seed, "rewards")
     verifier, environments = stream(seed, "verifier"), stream(seed, "environments")
     latency = duration_sampler(rewards.latency)
@@ -49,4 +52,4 @@ def _chunks(rewards: Rewards, tools: Tools, members: int, seed: int) -> Iterator
             rates = np.full(CHUNK, mean)
         values = (answers.random(n) < np.repeat(rates, members)).astype(float).tolist()
         prepare_s, release_s = prepare(environments, n).tolist(), release(environments, n).tolist()
-        yield zip(values, latency(verifier, n).tolist(), prepare_s, release_s, strict=True)
+        yield values, latency(verifier, n).tolist(), prepare_s, release_s
