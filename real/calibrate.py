@@ -43,33 +43,42 @@ FIRST_TOKEN = 16
 
 
 async def measure(
-    client: EngineClient, experiments: Iterable[Experiment], vocab_size: int, done: Callable[[Experiment], None]
+    clients: Sequence[EngineClient],
+    experiments: Iterable[Experiment],
+    vocab_size: int,
+    done: Callable[[Experiment], None],
 ) -> list[EnginePoint]:
-    """One point per experiment, in order; `done` after each. Raises `EngineGone` and `EngineRefused`."""
-    ids, draw, points = iter(range(1 << 30)), random.Random(0), []
+    """Every experiment on all engines side by side: one point for each engine, in order; `done` after each. Raises
+    `EngineGone` and `EngineRefused`."""
+    draw, points = random.Random(0), []
     prompts: list[list[int]] = []
-    await _generate(client, next(ids), [FIRST_TOKEN] * 8, OUTPUTS)  # what happens at the first request only
-    for e in experiments:
+    first = [FIRST_TOKEN] * 8  # what happens at the first request only
+    await asyncio.gather(*(_generate(c, "first", first, OUTPUTS) for c in clients))
+    for number, e in enumerate(experiments):
         if not e.cached:
-            await client.flush()
             prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(e.prompt)] for _ in range(e.requests)]
-        before = await _counters(client)
-        if e.held:
-            await client.pause("in_place")
-        sent = time.monotonic()
-        outputs = OUTPUTS if e.held else 1
-        asked = [asyncio.create_task(_generate(client, next(ids), p, outputs)) for p in prompts]
-        if e.held:
-            await asyncio.sleep(SETTLE_S + PER_REQUEST_S * e.requests)
-            await client.resume()
-        answers = await asyncio.gather(*asked)
-        makespan = time.monotonic() - sent
-        await asyncio.sleep(SETTLE_S)
-        after = await _counters(client)
-        points.append(_point(e, answers, before, after, makespan))
+        points += await asyncio.gather(*(_measured(c, e, prompts, number) for c in clients))
         done(e)
-    await client.flush()
+    await asyncio.gather(*(c.flush() for c in clients))
     return points
+
+
+async def _measured(client: EngineClient, e: Experiment, prompts: Sequence[list[int]], number: int) -> EnginePoint:
+    if not e.cached:
+        await client.flush()
+    before = await _counters(client)
+    if e.held:
+        await client.pause("in_place")
+    sent = time.monotonic()
+    outputs = OUTPUTS if e.held else 1
+    asked = [asyncio.create_task(_generate(client, f"{number}-{i}", p, outputs)) for i, p in enumerate(prompts)]
+    if e.held:
+        await asyncio.sleep(SETTLE_S + PER_REQUEST_S * e.requests)
+        await client.resume()
+    answers = await asyncio.gather(*asked)
+    makespan = time.monotonic() - sent
+    await asyncio.sleep(SETTLE_S)
+    return _point(e, answers, before, await _counters(client), makespan)
 
 
 async def server_facts(client: EngineClient) -> tuple[dict[str, Any], int]:
@@ -92,8 +101,8 @@ PRIVATE = (
 """Of this start of the server, or of this machine's folders: says nothing about speed."""
 
 
-async def _generate(client: EngineClient, number: int, prompt: list[int], outputs: int) -> Generated:
-    return await client.generate(rid=f"calibrate-{number}", input_ids=prompt, max_new_tokens=outputs, ignore_eos=True)
+async def _generate(client: EngineClient, name: str, prompt: list[int], outputs: int) -> Generated:
+    return await client.generate(rid=f"calibrate-{name}", input_ids=prompt, max_new_tokens=outputs, ignore_eos=True)
 
 
 async def _counters(client: EngineClient) -> tuple[float, int, float]:
@@ -198,6 +207,8 @@ class Calibrated(Struct):
     """From nothing to a deployment that is ready."""
     runs: list[Path]
     """Journals of the short runs."""
+    engines: int
+    """That worked side by side."""
 
     @property
     def padded(self) -> bool:
@@ -219,19 +230,21 @@ async def calibrate(
     stage: Callable[[str], None],
     done: Callable[[str], None],
 ) -> Calibrated:
-    """Bring up the scenario's deployment, carry out the experiments on its first engine, then make the short runs
-    (name, scenario), each into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
+    """Bring up the scenario's deployment, carry out the experiments on its engines, then make the short runs (name,
+    scenario), each into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
     journals, started = [], time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
         async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:
             start_s = time.monotonic() - started
-            client = deployment.engines[0].client
-            server, slots = await server_facts(client)
+            clients = [engine.client for engine in deployment.engines]
+            server, slots = await server_facts(clients[0])
             vocab_size = deployment.model.tokenizer.vocab_size
             stage("measuring the engine")
-            points = await measure(client, experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
-            paused = await measure_controls(client, controls, vocab_size, lambda c: done(f"pause {c.mode}"))
+            points = await measure(
+                clients, experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens")
+            )
+            paused = await measure_controls(clients[0], controls, vocab_size, lambda c: done(f"pause {c.mode}"))
             stage("measuring trainer and weight updates")
             for name, config in short_runs:
                 await deployment.reset(config)
@@ -240,4 +253,4 @@ async def calibrate(
                     raise RealError(f"short run {name}: {measured.problem}")
                 journals.append(folder / name / JOURNAL)
                 done(name)
-    return Calibrated(points, paused, server, slots, start_s, journals)
+    return Calibrated(points, paused, server, slots, start_s, journals, len(clients))

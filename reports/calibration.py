@@ -44,8 +44,8 @@ UPDATE_PARTS = ("prepare_s", "pause_s", "copy_s", "requantize_s", "resume_s")
 LIMITS = (
     "Residuals are relative. Intervals assume independent errors of equal relative size; they hold for these "
     "experiments, not for a busier machine.",
-    "The profile is of one model, one engine at a time, on a machine that does nothing else: engines, trainer and "
-    "driver that share cores are slower than it says.",
+    "The profile is of one model and of so many engines side by side, on a machine that does nothing else: a trainer "
+    "that shares their cores makes them slower than it says.",
     "Weight updates and phase switches are medians; what further bytes take is known where models of several sizes "
     "were measured.",
     "SGLang's mixed steps (`enable_mixed_chunk`) are not measured: no scenario turns them on.",
@@ -101,6 +101,7 @@ def facts(profile: Profile) -> dict[str, str]:
         "model": profile.model,
         "machine": ", ".join(f"{k} {v}" for k, v in profile.machine.items()),
         "versions": ", ".join(f"{k} {v}" for k, v in profile.versions.items()),
+        "engines side by side": str(profile.engines),
         "KV slots": str(profile.max_total_num_tokens),
         "holds for": f"batches of {r.batch[0]:g} to {r.batch[1]:g}, {r.context_per_sequence[0]:g} to "
         f"{r.context_per_sequence[1]:g} tokens of context a sequence, {r.new_tokens[0]:g} to {r.new_tokens[1]:g} "

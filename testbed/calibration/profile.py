@@ -149,6 +149,8 @@ class Profile(Struct, frozen=True):
     switch: SwitchTimes | None = None
     controls: dict[str, ControlTimes] = {}
     """By mode of pausing."""
+    engines: int = 1
+    """That worked side by side when they were measured."""
     start_s: float | None = None
     """From nothing to engines, trainer and environment that are ready, once."""
     quality: dict[str, Quality] = {}

@@ -24,6 +24,9 @@ def calibrate(
     ctx: typer.Context,
     scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study of several deployments.")],
     repeats: Annotated[int, typer.Option(metavar="N", help="Times that every experiment is made.", min=1)] = 3,
+    trainer: Annotated[
+        bool, typer.Option("--trainer/--no-trainer", help="Measure optimizer updates of several sizes.")
+    ] = True,
     set_: Overrides = None,
     out_: Out = None,
     json_: Json = None,
@@ -37,8 +40,9 @@ def calibrate(
     Measured: prefill tokens x cached tokens, decode batch x context, requests at once, pausing, flushing and resuming,
     and short runs for train step x tokens, weight updates by the scenario's path and phase switches. Of a study, the
     first variant's engine and trainer are measured; the others add weight updates (other paths, models of other sizes)
-    and phase switches. A scenario uses the profile with `simulation.engine_costs: {type: calibrated, profile: FILE}`
-    and `training.cost: {type: calibrated, profile: FILE}`; `testbed validate --profile FILE` sets both.
+    and phase switches. Several engines are measured side by side, as they will work. A scenario uses the profile with
+    `simulation.engine_costs: {type: calibrated, profile: FILE}` and `training.cost: {type: calibrated, profile: FILE}`;
+    `testbed validate --profile FILE` sets both.
     """
     from testbed.calibration.make import make_profile, series_of
     from testbed.calibration.profile import write_profile
@@ -57,7 +61,7 @@ def calibrate(
     folder.mkdir(parents=True, exist_ok=True)
     notes(filter(None, [busy()]))
     try:
-        measured = _measured(chosen, folder, repeats)
+        measured = _measured(chosen, folder, repeats, trainer)
     except KeyboardInterrupt:
         raise Interrupted(f"{first.name}: interrupted, nothing is calibrated") from None
     own, *others = ([_phases(journal) for journal in m.runs] for m in measured)
@@ -78,6 +82,7 @@ def calibrate(
         versions={k: v for k, v in versions_of(MEASURED).items() if k in MEASURED},
         server=measured[0].server,
         max_total_num_tokens=measured[0].max_total_num_tokens,
+        engines=measured[0].engines,
         start_s=measured[0].start_s,
     )
     write_profile(folder / PROFILE, profile)
@@ -111,10 +116,10 @@ def _phases(journal: Path) -> Any:
     return phases
 
 
-def _measured(chosen: Sequence[Any], folder: Path, repeats: int) -> list[Any]:
+def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) -> list[Any]:
     """What every deployment gave, in order."""
     from real.calibrate import calibrate as carry_out
-    from testbed.calibration.design import UPDATES_ONLY, controls, design, short_runs
+    from testbed.calibration.design import SIZES, UPDATES_ONLY, controls, design, short_runs
     from testbed.commands import folders
     from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 
@@ -126,7 +131,7 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int) -> list[Any]:
     context = min(engine.context_length or slots, slots)
     experiments = list(design(engine.max_running_requests, slots, context, repeats))
     pauses = list(controls(engine.max_running_requests, slots, context, repeats))
-    plans = [(experiments, pauses, short_runs(config))]
+    plans = [(experiments, pauses, short_runs(config, SIZES if trainer else UPDATES_ONLY))]
     plans += [([], [], short_runs(c.scenario, UPDATES_ONLY)) for c in chosen[1:]]
     places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()

@@ -40,8 +40,12 @@ def validate(
         typer.Option(metavar="N", help="Real runs of the same scenario and seed, for the real side's spread.", min=1),
     ] = 1,
     profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Simulate with the coefficients of this profile of `testbed calibrate`."),
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Simulate with the coefficients of this profile of `testbed calibrate`; of several, with that of as "
+            "many engines as the scenario has.",
+        ),
     ] = None,
     max_error: Annotated[
         float | None,
@@ -77,12 +81,13 @@ def validate(
     _check(files, run or (), repeats, seed, variant)
     for option, path in (("--json", json_), ("--doc", doc)):
         folders.target(option, path)
-    if profile is not None and not profile.is_file():
-        raise UserError(f"--profile {profile}: no such file (nearest: make one with `testbed calibrate`)")
+    for path in profile or ():
+        if not path.is_file():
+            raise UserError(f"--profile {path}: no such file (nearest: make one with `testbed calibrate`)")
     given = _given(run, bool(files)) if run else []
     chosen = _chosen(files, given, set_ or (), variant)
     folder = folders.fresh(out_ or Path("runs") / _slug(chosen), MARKER)
-    work = _work(chosen, folder, profile, seed)
+    work = _work(chosen, folder, profile or (), seed)
     problems: dict[str, str] = {}
     disturbed = ""
     if not given:
@@ -182,7 +187,7 @@ def _slug(chosen: Sequence[Any]) -> str:
     return f"{folders.slug(chosen[0].name)}-validation" if len(chosen) == 1 else SUITE
 
 
-def _work(chosen: Sequence[Any], folder: Path, profile: Path | None, seed: int | None) -> list[Wanted]:
+def _work(chosen: Sequence[Any], folder: Path, profiles: Sequence[Path], seed: int | None) -> list[Wanted]:
     from testbed.commands import folders
     from testbed.commands.chosen import with_seed
 
@@ -190,7 +195,7 @@ def _work(chosen: Sequence[Any], folder: Path, profile: Path | None, seed: int |
     work = []
     for c, place in zip(chosen, places, strict=True):
         scenario = c.scenario if seed is None else with_seed(c.scenario, seed)
-        scenario = scenario if profile is None else with_profile(scenario, profile)
+        scenario = with_profile(scenario, profiles) if profiles else scenario
         work.append(Wanted(scenario, c.base_dir, c.name, c.question, place))
     return work
 

@@ -28,14 +28,20 @@ class Wanted:
     """Of its runs, simulations and report."""
 
 
-def with_profile(scenario: Any, profile: Path) -> Any:
-    """The scenario simulated with the coefficients of a calibration profile: engine, weight updates, trainer."""
+def with_profile(scenario: Any, profiles: Sequence[Path]) -> Any:
+    """The scenario simulated with the coefficients of calibration profiles: engine and weight updates of the one with
+    as many engines side by side as the scenario has (else the first), the trainer of the same if it has one."""
+    from sim.costs.calibrated import read_profile
+    from testbed.scenario.layout import layout_of
     from testbed.scenario.run import CalibratedCosts
     from testbed.scenario.training import CalibratedTrainer
 
-    path = str(profile.resolve())
-    simulation = scenario.simulation.model_copy(update={"engine_costs": CalibratedCosts(profile=path)})
-    training = scenario.training.model_copy(update={"cost": CalibratedTrainer(profile=path)})
+    known = [(str(path.resolve()), read_profile(path)) for path in profiles]
+    engines = len(layout_of(scenario).engines)
+    ordered = sorted(known, key=lambda one: one[1].engines != engines)
+    trained = next((path for path, p in ordered if p.trainer is not None), ordered[0][0])
+    simulation = scenario.simulation.model_copy(update={"engine_costs": CalibratedCosts(profile=ordered[0][0])})
+    training = scenario.training.model_copy(update={"cost": CalibratedTrainer(profile=trained)})
     return scenario.model_copy(update={"simulation": simulation, "training": training})
 
 

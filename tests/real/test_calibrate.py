@@ -66,7 +66,7 @@ def test_each_experiment_is_one_batch_and_says_what_the_engine_counted() -> None
     async def go() -> tuple[Engine, Any]:
         engine = Engine()
         experiments = [Experiment(2, 32), Experiment(2, 32, cached=31), Experiment(4, 8, held=False)]
-        return engine, await measure(engine, experiments, 100, lambda e: None)  # type: ignore[arg-type]
+        return engine, await measure([engine], experiments, 100, lambda e: None)  # type: ignore[list-item]
 
     engine, points = asyncio.run(go())
     cold, warm, burst = points
