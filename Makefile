@@ -120,7 +120,7 @@ test-compiled: install-dev
 	@find $(COMPILED) -name '*.so' -delete
 	@cd $(COMPILED) && TESTBED_COMPILE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(COMPILED) && PYTHONPATH=$(abspath $(COMPILED)) INTERPRETED_SOURCES=$(CURDIR) $(abspath $(BIN))/python -m pytest -x -q --hypothesis-seed=0 -p no:cacheprovider \
-	  -n $(JOBS) tests/sim/test_compiled.py tests/sim/test_speed_gate.py tests/sim/test_engine_*.py tests/sim/test_queueing.py \
+	  tests/sim/test_compiled.py tests/sim/test_speed_gate.py tests/sim/test_engine_skip.py tests/sim/test_engine_traces.py \
 	  tests/sim/test_exactness_system.py tests/core/test_properties.py tests/core/test_state_machines.py
 
 interpret:

@@ -23,6 +23,7 @@ def draw(growth: dict[str, Any], path: Path) -> None:
         axis.set_title(f"exponent {s['exponent']:.2f}")
         low, high = min(y), max(y)
         axis.set_ylim(low / 3, high * 3)
+        axis.minorticks_off()
         axis.grid(True, which="major", linewidth=0.3)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

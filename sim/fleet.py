@@ -157,7 +157,7 @@ class Fleet:
 
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
         now = self._agenda.now
-        if self._prefill_engines and type(n) is not Paused:
+        if self._prefill_engines and not isinstance(n, Paused):
             if n.rid in self._whole:
                 whole = self._whole.pop(n.rid)
                 if type(n) is Finished:
@@ -342,7 +342,7 @@ class Fleet:
         slot = next(slot for slot in self.slots if rid in slot.on_way)
         slot.on_way.pop(rid).cancel()
         self._forget(rid)
-        self.clock.put(
+        self._agenda.put(
             self._agenda.now,
             ARRIVE,
             self.tell,

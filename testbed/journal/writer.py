@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import zstandard
 
 from testbed.core.actions import (
     AbortTurn,
-    Action,
     AnyAction,
     ComputeSignals,
     DrawTask,
@@ -32,7 +32,6 @@ from testbed.core.actions import (
 from testbed.core.events import (
     AnyEvent,
     EnvironmentReady,
-    Event,
     PrefillFinished,
     SignalReady,
     TaskArrived,
@@ -46,21 +45,15 @@ from testbed.journal.format import JournalHeader, Level, Record
 BATCH_RECORDS = 1024
 """Records between two flushes: what a killed process loses at most."""
 
-_OF_ONE = (
-    EnvironmentReady,
-    TurnFinished,
-    TurnFailed,
-    PrefillFinished,
-    ToolFinished,
-    ReleaseEnvironment,
-    AbortTurn,
-    FetchPrefix,
-    HandOver,
-    RunTool,
-)
-_STARTS = (PrepareEnvironment, StartTurn)
-_OF_SEVERAL = (SignalReady, ComputeSignals)
-_OF_GROUP = (TaskArrived, TasksExhausted, DrawTask)
+_ONE, _SEVERAL, _GROUP, _START = range(1, 5)
+_KIND: dict[type, int] = {
+    **dict.fromkeys((EnvironmentReady, PrefillFinished, TurnFinished, TurnFailed, ToolFinished), _ONE),
+    **dict.fromkeys((ReleaseEnvironment, AbortTurn, RunTool, FetchPrefix, HandOver), _ONE),
+    **dict.fromkeys((SignalReady, ComputeSignals), _SEVERAL),
+    **dict.fromkeys((TaskArrived, TasksExhausted, DrawTask, Retire), _GROUP),
+    **dict.fromkeys((PrepareEnvironment, StartTurn), _START),
+}
+"""What a rollout record names: a trajectory, several, or their group. Records of other types are always kept."""
 
 
 def chosen(group: int, share: float) -> bool:
@@ -77,7 +70,9 @@ class GroupSample:
 
     def keep(self, event: AnyEvent, actions: Sequence[AnyAction]) -> Record | None:
         """The record to write: the event with those actions that are kept, or None if nothing of it is."""
-        self._kept.update(a.trajectory for a in actions if isinstance(a, _STARTS) and chosen(a.group, self._share))
+        for a in actions:
+            if _KIND.get(type(a)) == _START and chosen(a.group, self._share):  # type: ignore[union-attr]
+                self._kept.add(a.trajectory)  # type: ignore[union-attr]
         actions_kept = [a for a in actions if self._keeps(a)]
         if not actions_kept and not self._keeps(event):
             return None
@@ -86,14 +81,13 @@ class GroupSample:
                 self._kept.difference_update(a.trajectories)
         return Record(event, actions_kept)
 
-    def _keeps(self, what: Event | Action) -> bool:
-        if isinstance(what, _OF_ONE):
+    def _keeps(self, what: Any) -> bool:
+        kind = _KIND.get(type(what), 0)
+        if kind == _ONE:
             return what.trajectory in self._kept
-        if isinstance(what, _OF_SEVERAL):
+        if kind == _SEVERAL:
             return not self._kept.isdisjoint(what.trajectories)
-        if isinstance(what, (*_OF_GROUP, *_STARTS, Retire)):
-            return chosen(what.group, self._share)
-        return True
+        return chosen(what.group, self._share) if kind else True
 
 
 class JournalWriter:
