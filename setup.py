@@ -12,8 +12,8 @@ import os
 from setuptools import setup
 
 HOT = {
-    "sim": "admission_budget agenda driver engine engine_admission engine_decode engine_request engine_scheduler "
-    "engine_state experience_store fleet radix_cache services tiered_cache tools",
+    "sim": "admission_budget agenda brought driver engine engine_admission engine_decode engine_request "
+    "engine_scheduler engine_state experience_store fleet radix_cache services tiered_cache tools",
     "sim/costs": "analytic calibrated linear measured segments speculation",
     "sim/serving": "costs",
     "testbed/core": "context core experience pools publication records rollouts",

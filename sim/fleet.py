@@ -158,13 +158,10 @@ class Fleet:
     def notice(self, slot: EngineSlot, n: Finished | Aborted | Paused) -> None:
         now = self._agenda.now
         if self._prefill_engines and not isinstance(n, Paused):
-            if n.rid in self._whole:
-                whole = self._whole.pop(n.rid)
-                if type(n) is Finished:
-                    self._prompt_done(slot, whole, n)
-                    return
-            elif n.rid in self._prefilled:
-                n = whole_turn(self._prefilled.pop(n.rid), n)
+            part = self._part_of_turn(slot, n)
+            if part is None:
+                return
+            n = part
         if type(n) is Finished:
             self.finished_turns += 1
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
@@ -258,6 +255,15 @@ class Fleet:
             arrives = self._transfers.send(self._agenda.now, a.source, a.engine, missing)
             self._sources[request.rid] = a.source
         slot.on_way[request.rid] = self.clock.at(arrives, ARRIVE, self._arrive, (slot, request))
+
+    def _part_of_turn(self, slot: EngineSlot, n: Finished | Aborted) -> Finished | Aborted | None:
+        """What the end of one part says of the whole turn; None: it goes on elsewhere."""
+        whole = self._whole.pop(n.rid, None)
+        if whole is not None and isinstance(n, Finished):
+            self._prompt_done(slot, whole, n)
+            return None
+        prompt = None if whole is not None else self._prefilled.pop(n.rid, None)
+        return n if prompt is None else whole_turn(prompt, n)
 
     def _prompt_done(self, slot: EngineSlot, whole: Request, n: Finished) -> None:
         p = self._prefilled[n.rid] = prefilled(whole, n, slot.index)

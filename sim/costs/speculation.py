@@ -8,6 +8,8 @@ a model of its own) but for what a step of it costs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from sim.costs.base import CostModel
 from sim.costs.segments import Row, SegmentCosts, row_through
 from testbed.scenario.rollout import Speculative
@@ -77,5 +79,5 @@ class SpeculativeCosts(SegmentCosts):
 def _at(row: Row, context: float) -> float:
     """Seconds of a row at a context per sequence."""
     starts, values, slopes = row[0], row[1], row[2]
-    j = max(i for i in range(len(values)) if starts[i] <= context)
+    j = bisect_right(starts, context) - 1
     return values[j] + slopes[j] * (context - starts[j])
