@@ -164,7 +164,7 @@ class RealBackend:
             self._spawn(self._report_all(interval))
         self._spawn(self._watch(progress))
         try:
-            self.tell(said.RunStarted(self.now(), costs))
+            self.tell(said.RunStarted(self.now(), costs, self.fleet.kv_tokens))
             self.services.start()
             return await self._over
         finally:

@@ -226,6 +226,11 @@ class Fleet:
         for slot in self.slots:
             slot.before = await slot.handle.client.loads()
 
+    @property
+    def kv_tokens(self) -> tuple[int, ...]:
+        """KV slots of each engine, as it said when the run began."""
+        return tuple(slot.before.kv_total_tokens if slot.before is not None else 0 for slot in self.slots)
+
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def gone(self, slot: EngineSlot) -> None:

@@ -118,6 +118,7 @@ METRICS: dict[str, Definition] = {
     "g-t-paused": Definition(
         "Paused", "Its engine stood still for a weight update or a phase switch while it was in flight."
     ),
+    "g-t-held": Definition("Program paused", "It wanted a model call while its program was paused or not let in."),
     "g-t-waits_for_signals": Definition(
         "Waits for signals", "From a trajectory's last token until its rewards, log-probs or values are there."
     ),

@@ -140,7 +140,8 @@ class SimulatedBackend:
             clock.at(interval, REPORT, self.fleet.report_all, interval)
         wanted = scenario.weights.path
         paths = wanted.among if wanted.type == "cheapest" else ()
-        self.tell(said.RunStarted(clock.now, tuple(self.paths.expected(p) for p in paths)))
+        kv_tokens = tuple(slot.model.kv_total for slot in self.engines)
+        self.tell(said.RunStarted(clock.now, tuple(self.paths.expected(p) for p in paths), kv_tokens))
         self.services.start()
 
     def tell(self, event: said.Event) -> None:

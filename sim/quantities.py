@@ -49,6 +49,13 @@ def _decode_tokens_per_s(summary: RunSummary) -> float:
     return (summary.output_length.mean - 1) / summary.trajectory.decode
 
 
+def _turns_per_min(summary: RunSummary) -> float:
+    """Model calls of programs. Raises ValueError for a workload of single calls."""
+    if summary.programs is None:
+        raise ValueError("`turns_per_min` needs a workload of several turns")
+    return summary.programs.turns_per_min
+
+
 OF_A_RUN: dict[str, Callable[[RunSummary], float]] = {
     "step_time_s": lambda s: s.step_time_mean_s,
     "generation_s": lambda s: seconds_per_step(s, "shared", GENERATING),
@@ -61,6 +68,7 @@ OF_A_RUN: dict[str, Callable[[RunSummary], float]] = {
     "time_to_first_token_s": _time_to_first_token,
     "decode_tokens_per_s": _decode_tokens_per_s,
     "cached_share": lambda s: s.kv.cached_tokens / s.kv.prompt_tokens,
+    "turns_per_min": _turns_per_min,
     "trajectories_per_s": lambda s: s.trajectories_per_s,
     "generated_tokens_per_s_per_gpu": lambda s: s.generated_tokens_per_s_per_gpu,
     "output_length_mean": lambda s: s.output_length.mean,

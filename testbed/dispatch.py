@@ -42,4 +42,6 @@ def dispatch_table(
         do.SetTimer: set_timer,
         do.Finish: finish,
         do.Note: ignore,
+        do.PauseProgram: ignore,  # the core sends it no call, and the engine evicts what it needs
+        do.RestoreProgram: ignore,
     }

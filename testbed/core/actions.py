@@ -86,6 +86,24 @@ class RunTool(Action, frozen=True, tag=True):
     turn: int
 
 
+class PauseProgram(Action, frozen=True, tag=True):
+    """From now on this program gets no model call, and its KV may be evicted; its environment and a tool that runs are
+    left alone. A call that is in an engine is taken back by an `AbortTurn` of its own."""
+
+    trajectory: int
+    engine: int
+    """Where its KV lies; -1: it has none yet."""
+    why: str
+
+
+class RestoreProgram(Action, frozen=True, tag=True):
+    """Its calls are sent again, to this engine."""
+
+    trajectory: int
+    engine: int
+    why: str
+
+
 class ComputeSignals(Action, frozen=True, tag=True):
     """Compute one signal for these trajectories. `pool` = -1: a service outside the GPU pools (verifier, external
     model)."""
@@ -252,6 +270,8 @@ AnyAction = (
     | HandOver
     | AbortTurn
     | RunTool
+    | PauseProgram
+    | RestoreProgram
     | ComputeSignals
     | Train
     | Retire

@@ -61,9 +61,9 @@ class Core:
             said.WeightUpdateFailed: self._after(u.failed),
             said.PoolSwitched: self._after(self.pool.switched),
             said.EngineLost: self._engine_lost,
-            said.EngineJoined: self._after(self.pool.engine_joined),
+            said.EngineJoined: self._after(self._engine_joined),
             said.LoadReported: r.load_reported,
-            said.TimerFired: self._after(u.timer_fired),
+            said.TimerFired: self._timer_fired,
         }
         self.events = 0
         self._reason = "completed"
@@ -109,6 +109,8 @@ class Core:
 
     def _run_started(self, event: said.RunStarted) -> None:
         self.publications.run_started(event)
+        if self.rollouts.programs is not None:
+            self.rollouts.programs.run_started(event)
         self._pump()
 
     def _task_arrived(self, event: said.TaskArrived) -> None:
@@ -167,6 +169,18 @@ class Core:
         self.publications.engine_lost(self.context.engines[event.engine])
         self._pump()
 
+    def _timer_fired(self, event: said.TimerFired) -> None:
+        programs = self.rollouts.programs
+        if programs is not None and event.timer == programs.timer:
+            self.rollouts.look_at_memory()
+            return
+        self.publications.timer_fired(event)
+        self._pump()
+
+    def _engine_joined(self, event: said.EngineJoined) -> None:
+        self.pool.engine_joined(event)
+        self.rollouts.engine_joined(event.engine)
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _maybe_finish(self) -> None:
@@ -212,5 +226,6 @@ class Core:
             f"trajectories {states or 'none'}; turns in engines {r.in_flight}, waiting for an engine {len(r.queue)}; "
             f"buffer {e.buffer.present} present, {e.buffer.num_ready} ready of {e.lots_per_batch} wanted; "
             f"engines {engines}; training pool in phase {self.pool.phase}, job {self.pool.job or 'none'}; "
+            f"programs {r.programs.counts() if r.programs else 'not paused'}; "
             f"admission {ctx.noted('admission')}, trainer {ctx.noted('trainer')}"
         )

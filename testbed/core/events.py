@@ -38,6 +38,8 @@ class RunStarted(Event, frozen=True, tag=True):
 
     path_costs: tuple[PathCost, ...] = ()
     """For the choice of a path by total cost; empty if the scenario fixes the path."""
+    kv_tokens: tuple[int, ...] = ()
+    """KV slots of each engine, in tokens."""
 
 
 class TaskArrived(Event, frozen=True, tag=True):

@@ -16,11 +16,13 @@ from testbed.core.actions import StartTurn
 from testbed.core.context import Context
 from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
+from testbed.core.programs import Programs
 from testbed.core.records import Engine, Group, Trajectory
 from testbed.policies.admission import admission
 from testbed.policies.concurrency import concurrency
 from testbed.policies.routing import Router, RouteRequest, router
 from testbed.policies.routing.split import SplitRouter
+from testbed.scenario.programs import ThunderAgent
 
 MAX_ATTEMPTS = 4
 """A turn that was lost this often ends its trajectory as failed."""
@@ -50,6 +52,9 @@ class Rollouts:
         self._keeps_kv = ctx.scenario.weights.transition.kv == "keep"
         self._open_arrivals = getattr(ctx.scenario.workload, "arrivals", "closed") != "closed"
         self._together = ctx.scenario.algorithm.group_ready_together
+        self.programs: Programs | None = None
+        if isinstance(rollout.programs, ThunderAgent):
+            self.programs = Programs(ctx, rollout.programs, self._chosen_from)
         self.queue: deque[Trajectory] = deque()
         self.in_flight = 0
         """Turns in engines."""
@@ -153,19 +158,66 @@ class Rollouts:
             group.members.append(t)
             if task.environment:
                 t.state = "preparing"
-                t.environment = True
-                self._ctx.out.append(do.PrepareEnvironment(t.id, group.id, group.task, member))
-            else:
-                self.queue.append(t)
+            if self.programs is None or self.programs.arrives(t):
+                self._let_in(t)
+        if self.programs is not None and task.environment:
+            self._prepare_ahead(self.programs)
         self._experience.expect(group)
+
+    def _let_in(self, t: Trajectory) -> None:
+        """It may have its environment and its first call."""
+        if t.state == "preparing":
+            self._prepare(t)
+        else:
+            self.queue.append(t)
+
+    def _prepare(self, t: Trajectory) -> None:
+        if not t.environment:
+            t.environment = True
+            self._ctx.out.append(do.PrepareEnvironment(t.id, t.group.id, t.group.task, t.member))
 
     def environment_ready(self, event: said.EnvironmentReady) -> None:
         t = self._ctx.trajectories.get(event.trajectory)
         if t is None:
             return
         t.advance("environment_ready")
-        self.queue.append(t)
+        self._wants_turn(t)
         self._dispatch()
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _wants_turn(self, t: Trajectory) -> None:
+        """It is sent when an engine takes it, unless its program waits."""
+        if self.programs is None or not self.programs.holds(t.id):
+            self.queue.append(t)
+
+    def _prepare_ahead(self, programs: Programs) -> None:
+        """Environments of programs that are about to be let in, while they wait."""
+        for id in programs.near():
+            t = self._ctx.trajectories[id]
+            if t.state == "preparing":
+                self._prepare(t)
+
+    def look_at_memory(self) -> None:
+        """Pause and restore programs; the core calls it when the timer of `programs` fires."""
+        programs = self.programs
+        if programs is None:
+            return
+        held, freed = programs.tick()
+        trajectories = self._ctx.trajectories
+        for id in held:
+            t = trajectories[id]
+            if t.state == "queued":
+                self.queue.remove(t)
+            elif t.state == "generating" and not t.aborting:
+                t.aborting = "requeue:paused"
+                self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, "paused"))
+        for id in freed:
+            t = trajectories[id]
+            if t.state in ("preparing", "queued"):
+                self._let_in(t)
+        self._prepare_ahead(programs)
+        self.pump()
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -200,6 +252,8 @@ class Rollouts:
                 self._experience.dispatched(t)
             engine.in_flight[id] = t
             self.in_flight += 1
+            if self.programs is not None:
+                self.programs.reasons(t, index)
             router.started(index, request)
             if router.fetch[1]:
                 ctx.out.append(do.FetchPrefix(id, turn, index, *router.fetch))
@@ -237,6 +291,8 @@ class Rollouts:
         elif event.continues:
             t.aborting = ""
             t.advance("turn_continues")
+            if self.programs is not None:
+                self.programs.acts(t)
             self._ctx.out.append(do.RunTool(t.id, t.turn))
             t.turn += 1
             t.attempt = t.losses = 0
@@ -289,6 +345,8 @@ class Rollouts:
         if t.environment:
             self._ctx.out.append(do.ReleaseEnvironment(t.id))
             t.environment = False
+        if self.programs is not None:
+            self.programs.over(t.id)
         group = t.group
         self._experience.generated(t)
         if group.generated == len(group.members) and self.admission.early_stop(self._p):
@@ -385,7 +443,8 @@ class Rollouts:
             self._end(t, "fail", "failed", "turn_lost")
             return
         t.advance("turn_lost")
-        self.queue.appendleft(t)
+        if self.programs is None or not self.programs.holds(t.id):
+            self.queue.appendleft(t)
 
     def tool_finished(self, event: said.ToolFinished) -> None:
         t = self._ctx.trajectories.get(event.trajectory)
@@ -397,8 +456,9 @@ class Rollouts:
             return
         t.observation_tokens += event.observation_tokens
         t.advance("tool_finished")
-        self.queue.append(t)
-        self._dispatch()
+        if self.programs is None or self.programs.answered(t):
+            self.queue.append(t)
+            self._dispatch()
 
     # --- ends that are not training -----------------------------------------------------------------------------------
 
@@ -406,6 +466,8 @@ class Rollouts:
         t.advance(given)
         if t.environment:
             self._ctx.out.append(do.ReleaseEnvironment(t.id))
+        if self.programs is not None:
+            self.programs.over(t.id)
         self._experience.ended_early(t)
         del self._ctx.trajectories[t.id]
         self._ctx.out.append(do.Retire((t.id,), t.group.id, outcome, reason, t.output_tokens))
@@ -468,6 +530,12 @@ class Rollouts:
             if source == engine.index and self._between(t):
                 self._send_again(t, counts=True)
         self.router.lost(engine.index)
+        if self.programs is not None and engine.index < self._chosen_from:
+            self.programs.lost(engine.index)
+
+    def engine_joined(self, index: int) -> None:
+        if self.programs is not None and index < self._chosen_from:
+            self.programs.joined(index)
 
     # --- engines ------------------------------------------------------------------------------------------------------
 

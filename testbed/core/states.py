@@ -1,4 +1,4 @@
-"""Transition tables of the four state machines: trajectory, group, engine under a weight update, GPU pool.
+"""Transition tables of the five state machines: trajectory, program, group, engine under a weight update, GPU pool.
 
 The tables are the documentation: state -> input -> next state. Anything that is not in a table cannot happen, and
 raises `IllegalTransition`. This module knows no data and decides nothing."""
@@ -44,6 +44,22 @@ TRAJECTORY: Table = {
     "failed": {},
 }
 
+PROGRAM: Table = {
+    # waits to be let in; it has no KV yet
+    "new": {"restore": "reasoning", "end": "terminated"},
+    # wants a model call or is in one
+    "reasoning": {"act": "acting", "mark": "marked", "pause": "paused", "end": "terminated"},
+    # the same, and it pauses when its next tool starts
+    "marked": {"act": "paused_acting", "end": "terminated"},
+    # its tool runs; its KV is kept
+    "acting": {"reason": "reasoning", "pause": "paused_acting", "end": "terminated"},
+    # wants a model call and gets none; its KV may go. A call that was taken back may have ended before
+    "paused": {"restore": "reasoning", "act": "paused_acting", "end": "terminated"},
+    # its tool runs, and its KV may go
+    "paused_acting": {"reason": "paused", "restore": "acting", "end": "terminated"},
+    "terminated": {},
+}
+
 GROUP: Table = {
     # a task was asked for
     "drawing": {"task_arrived": "generating", "abort": "aborted"},
@@ -86,7 +102,13 @@ POOL: Table = {
     "to_generate": {"switched": "generate"},
 }
 
-MACHINES: Mapping[str, Table] = {"trajectory": TRAJECTORY, "group": GROUP, "engine": ENGINE, "pool": POOL}
+MACHINES: Mapping[str, Table] = {
+    "trajectory": TRAJECTORY,
+    "program": PROGRAM,
+    "group": GROUP,
+    "engine": ENGINE,
+    "pool": POOL,
+}
 
 
 def step(machine: str, who: object, state: str, given: str) -> str:

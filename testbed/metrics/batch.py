@@ -72,9 +72,10 @@ class BatchFold:
         time.decode = sum([life.decode for life in known])
         time.tool = sum([life.tool for life in known])
         time.paused = sum([life.paused for life in known])
+        time.held = sum([life.held for life in known])
         self.capped = sum([life.capped for life in known])
         self.lost_tokens = sum([life.lost_tokens for life in known])
-        time.queue -= time.environment + time.prefill + time.decode + time.tool + time.paused
+        time.queue -= time.environment + time.prefill + time.decode + time.tool + time.paused + time.held
 
     def staleness(self, measure: Measure, sizes: Sizes) -> tuple[float, int]:
         """Mean and largest reading of one measure at dequeue."""

@@ -21,6 +21,7 @@ from testbed.metrics.fold import Handler, Handlers
 from testbed.metrics.gpu_time import GpuTime
 from testbed.metrics.lanes import split_generate
 from testbed.metrics.meta import RunMeta
+from testbed.metrics.programs import ProgramFold, added, mean_figures
 from testbed.metrics.sketch import Sketch
 from testbed.metrics.staleness import sizes_of
 from testbed.metrics.summary import (
@@ -29,6 +30,7 @@ from testbed.metrics.summary import (
     Distribution,
     KvReuse,
     PoolTime,
+    ProgramFigures,
     RunSummary,
     StepRecord,
     Waste,
@@ -39,6 +41,7 @@ from testbed.metrics.updates import Updates, mean_update
 from testbed.metrics.waits import Waits
 from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
+from testbed.scenario.workload import FixedLength, LengthsWorkload, TraceWorkload
 
 _SECONDS = ("overlap", "generation", "hidden_generation", "producer_blocked", "empty", "not_ready", "too_few_ready")
 
@@ -68,6 +71,7 @@ class RunMetrics:
         self._tokens = Tokens(layout, self._lives, scenario.weights.transition.kv == "keep")
         self._updates = Updates()
         self._waits = Waits()
+        self._programs = ProgramFold() if several_turns(scenario) else None
         self._training: dict[int, BatchFold] = {}
         self._update_times: list[float] = []
         self.events = 0
@@ -79,6 +83,7 @@ class RunMetrics:
         self._counts = TokenCounts()
         self._update_sums: defaultdict[str, float] = defaultdict(float)
         self._update_path = ""
+        self._program_sums = ProgramFigures()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._lane_seconds = [dict.fromkeys(CAUSES, 0.0) for _ in self._gpu.lanes]
         # the state of the running figures at the end of the last step
@@ -96,6 +101,7 @@ class RunMetrics:
             self._tokens.handlers,
             self._updates.handlers,
             self._waits.handlers,
+            {} if self._programs is None else self._programs.handlers,
         )
 
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
@@ -125,6 +131,7 @@ class RunMetrics:
         seconds = self._take_seconds(t)
         counts = self._tokens.take()
         updates = self._updates.take()
+        programs = None if self._programs is None else self._programs.take(t)
         mean, largest = batch.staleness(self._measure, self._sizes)
         self._steps.append(
             StepRecord(
@@ -143,6 +150,8 @@ class RunMetrics:
             self._step_time.add(t - self._step_start)
             self._batches.add(batch)
             self._counts.add(counts)
+            if programs is not None:
+                self._program_sums = added(self._program_sums, programs)
             _add(self._update_sums, updates)
             _add(self._seconds, seconds)
             for total, lane in zip(self._lane_seconds, lanes, strict=True):
@@ -233,6 +242,7 @@ class RunMetrics:
             kinds=dict(meta.kinds),
             marks=dict(meta.marks),
             held_out=list(meta.held_out),
+            programs=None if self._programs is None else mean_figures(self._program_sums, measured_s),
             rewarded="reward" in self._scenario.algorithm.signals,
             engine_weight_bytes=meta.engine_weight_bytes,
         )
@@ -281,6 +291,14 @@ class RunMetrics:
         c = self._counts
         age = c.kv_age.distribution() if c.kv_age.count else Distribution()
         return KvReuse(c.prompt, c.cached, c.recomputed, c.retractions, age)
+
+
+def several_turns(scenario: Scenario) -> bool:
+    """Whether a trajectory may be more than one model call."""
+    w = scenario.workload
+    if isinstance(w, LengthsWorkload):
+        return w.turns != FixedLength(tokens=1) or w.environment is not None
+    return not isinstance(w, TraceWorkload)
 
 
 def _merge(*tables: Handlers) -> dict[type, tuple[Handler, ...]]:

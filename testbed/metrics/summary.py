@@ -96,6 +96,8 @@ class TrajectoryTime(Struct):
     environment: float = 0.0
     paused: float = 0.0
     """Engine paused for a weight update or a phase switch while it was in flight."""
+    held: float = 0.0
+    """Its program was paused while it wanted a model call."""
     waits_for_signals: float = 0.0
     waits_for_group: float = 0.0
     in_buffer: float = 0.0
@@ -110,6 +112,22 @@ class KvReuse(Struct):
     retractions: int = 0
     kv_age: Distribution = field(default_factory=Distribution)
     """Deployed version minus the version of the oldest KV reused (only under `kv: keep`)."""
+
+
+class ProgramFigures(Struct):
+    """Programs (trajectories that use tools) against memory, over the measured steps. Means are over time."""
+
+    turns: int = 0
+    """Model calls that ended."""
+    pauses: int = 0
+    """Programs that were paused or had to wait to be let in."""
+    context_share_mean: float = 0.0
+    """Contexts of all programs that have begun and not ended / KV of all engines. Above 1 they do not fit together."""
+    context_share_max: float = 0.0
+    programs_mean: float = 0.0
+    waiting_mean: float = 0.0
+    """Paused or not let in."""
+    turns_per_min: float = 0.0
 
 
 class Waste(Struct):
@@ -222,6 +240,8 @@ class RunSummary(Struct):
     held_out: list[Score] = field(default_factory=list)
     """On tasks that the run does not train on, of all kinds together: before the first batch and after the last; empty
     where nobody asked (`real.eval_tasks`)."""
+    programs: ProgramFigures | None = None
+    """None where every trajectory is one model call."""
     rewarded: bool = True
     """Whether the algorithm asks for rewards: without, `StepRecord.reward_mean` says nothing."""
     engine_weight_bytes: float = 0.0

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from testbed.core.actions import HandOver, PrepareEnvironment, RunTool, StartTurn, SwitchPool
+from testbed.core.actions import (
+    HandOver,
+    PauseProgram,
+    PrepareEnvironment,
+    RestoreProgram,
+    RunTool,
+    StartTurn,
+    SwitchPool,
+)
 from testbed.core.events import (
     EngineJoined,
     EngineLost,
@@ -75,12 +83,16 @@ class Life:
     """Sums of one trajectory over its turns, in seconds and tokens."""
 
     __slots__ = (
+        "_busy",
         "_decodes_from",
+        "_held_from",
+        "_out",
         "_pause_mark",
         "_since",
         "capped",
         "decode",
         "environment",
+        "held",
         "lost_tokens",
         "paused",
         "prefill",
@@ -94,6 +106,7 @@ class Life:
         self.decode = 0.0
         self.tool = 0.0
         self.paused = 0.0
+        self.held = 0.0
         self.tokens = 0
         """Output tokens of finished turns."""
         self.lost_tokens = 0
@@ -104,6 +117,12 @@ class Life:
         self._pause_mark = 0.0
         self._decodes_from = -1.0
         """When the turn went over to another engine; -1: it has not."""
+        self._busy = False
+        """In a model call, with a tool, or getting its environment."""
+        self._out = False
+        """Its program is paused."""
+        self._held_from = -1.0
+        """Since when it wants a model call and gets none; -1: it does not."""
 
 
 class Lives:
@@ -125,6 +144,8 @@ class Lives:
             HandOver: self._hand_over,
             TurnFailed: self._turn_failed,
             RunTool: self._run_tool,
+            PauseProgram: self._pause_program,
+            RestoreProgram: self._restore_program,
             ToolFinished: self._tool_finished,
             EnginePaused: lambda t, e: self._clocks[e.engine].stop(t, "update"),
             EngineResumed: lambda t, e: self._clocks[e.engine].go(t, "update"),
@@ -151,6 +172,7 @@ class Lives:
         clock = self._clocks[a.engine]
         life._pause_mark = clock.total(t) if clock.stopped else clock.before
         life._decodes_from = -1.0
+        life._busy = True
 
     def _prefill_finished(self, t: float, e: PrefillFinished) -> None:
         life = self._lives.get(e.trajectory)
@@ -182,31 +204,66 @@ class Lives:
                 life.decode -= clock.within(life._decodes_from, t)
         life.tokens += e.output_tokens
         life.capped = e.finish_reason == "length" and not e.continues
+        life._busy = False
 
     def _turn_failed(self, t: float, e: TurnFailed) -> None:
         """The time of a lost model call is waiting: nothing of it was kept. So it stays with queueing."""
         life = self._lives.get(e.trajectory)
         if life is not None:
             life.lost_tokens += e.output_tokens
+            self._wants_call(t, life)
 
     def _prepare_environment(self, t: float, a: PrepareEnvironment) -> None:
         life = self._lives.setdefault(a.trajectory, Life())
         life._since = t
+        self._occupied(t, life)
 
     def _environment_ready(self, t: float, e: EnvironmentReady) -> None:
         life = self._lives.get(e.trajectory)
         if life is not None:
             life.environment += t - life._since
+            self._wants_call(t, life)
 
     def _run_tool(self, t: float, a: RunTool) -> None:
         life = self._lives.get(a.trajectory)
         if life is not None:
             life._since = t
+            self._occupied(t, life)
 
     def _tool_finished(self, t: float, e: ToolFinished) -> None:
         life = self._lives.get(e.trajectory)
         if life is not None:
             life.tool += t - life._since
+            self._wants_call(t, life)
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _pause_program(self, t: float, a: PauseProgram) -> None:
+        life = self._lives.setdefault(a.trajectory, Life())
+        life._out = True
+        if not life._busy:
+            life._held_from = t
+
+    def _restore_program(self, t: float, a: RestoreProgram) -> None:
+        life = self._lives.get(a.trajectory)
+        if life is not None:
+            life._out = False
+            self._count_held(t, life)
+
+    def _occupied(self, t: float, life: Life) -> None:
+        """A tool or the preparation of its environment begins: that is what its time goes into, paused or not."""
+        life._busy = True
+        self._count_held(t, life)
+
+    def _wants_call(self, t: float, life: Life) -> None:
+        life._busy = False
+        if life._out:
+            life._held_from = t
+
+    def _count_held(self, t: float, life: Life) -> None:
+        if life._held_from >= 0:
+            life.held += t - life._held_from
+            life._held_from = -1.0
 
     def _hold_pool(self, t: float, pool: int) -> None:
         for clock in self._of_pool[pool]:

@@ -6,6 +6,7 @@ scenario.
 | may another group start? | `admission` |
 | how many may run now? | `concurrency` |
 | which engine? | `routing` |
+| which programs run, pause, resume? | `programs` |
 | when is experience stored, and when selectable? | `buffer` |
 | which ready groups form the batch? | `selection` |
 | what is too old, and then what? | `staleness` |

@@ -1,5 +1,5 @@
-"""The generation side: engine options under SGLang's names, and the policies of admission, concurrency and programs
-(routing: `testbed.scenario.routing`)."""
+"""The generation side: engine options under SGLang's names, and the policies of admission and concurrency (routing:
+`testbed.scenario.routing`, programs: `testbed.scenario.programs`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from testbed.scenario.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from testbed.scenario.model import Precision
+from testbed.scenario.programs import NoPrograms, Programs
 from testbed.scenario.routing import LeastLoad, Routing
 
 
@@ -173,17 +174,6 @@ Concurrency = Annotated[
     Unlimited | FixedConcurrency | PerEngineConcurrency | AimdConcurrency, Field(discriminator="type")
 ]
 
-# --- programs -----------------------------------------------------------------------------------------------------
-
-
-class NoPrograms(Section):
-    """Trajectories are not paused while they use tools."""
-
-    type: Literal["none"] = "none"
-
-
-Programs = Annotated[NoPrograms, Field(discriminator="type")]
-
 
 class Rollout(Section):
     """Engines and the policies in front of them."""
@@ -192,6 +182,6 @@ class Rollout(Section):
     admission: Admission
     concurrency: Concurrency = Unlimited()
     routing: Routing = LeastLoad()
-    programs: NoPrograms = NoPrograms()
+    programs: Programs = NoPrograms()
     ignore_eos: bool = False
     """Requests always run to `max_new_tokens` (benchmark mode)."""

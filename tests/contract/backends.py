@@ -35,7 +35,8 @@ class Backend:
 def scripted(scenario: Scenario, faults: Sequence[said.Event]) -> list[Record]:
     """Constants around the core; several turns if the scenario wants them."""
     mean = getattr(getattr(scenario.workload, "turns", None), "tokens", 1)
-    backend = Scripted(scenario, turn=lambda a: 4.0 + a.trajectory * 7 % 11, turns=mean)
+    kv_tokens = scenario.rollout.engine.max_total_num_tokens or 10_000
+    backend = Scripted(scenario, turn=lambda a: 4.0 + a.trajectory * 7 % 11, turns=mean, kv_tokens=kv_tokens // 3)
     for fault in faults:
         if isinstance(fault, said.EngineLost):
             backend.lose(fault.t, fault.engine)

@@ -63,6 +63,13 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     | {"weights__transition": {"pause_generation_mode": "abort", "kv": "flush"}},
     "disk delta": BOUNDED | {"weights__path": {"type": "fixed", "update_weight_transfer_mode": "disk_delta"}},
     "tools": TOOLS | BOUNDED,
+    "programs": TOOLS
+    | BOUNDED
+    | {
+        "rollout__engine": {"max_total_num_tokens": 1024},
+        "rollout__routing": {"type": "session_affinity"},
+        "rollout__programs": {"type": "thunder_agent", "tick_s": 0.5},
+    },
 }
 
 
@@ -329,6 +336,33 @@ def test_ap_03_environments_are_prepared_once_and_reclaimed(backend: Backend) ->
     prepared = Counter(a.trajectory for _, a in every(records, do.PrepareEnvironment))
     released = Counter(a.trajectory for _, a in every(records, do.ReleaseEnvironment))
     assert prepared == released and set(prepared.values()) <= {1}
+
+
+@pytest.mark.parametrize("reasoning", ["at_once", "next_tool"])
+def test_ap_04_and_ap_09_paused_programs_get_no_call_until_they_are_restored(backend: Backend, reasoning: str) -> None:
+    """Pause and restore take turns, what is paused is sent nothing, and a restored program's next call goes to the
+    engine that it was restored to."""
+    config = system(backend, "programs", rollout__programs__pause_reasoning=reasoning)
+    out: dict[int, bool] = {}
+    place: dict[int, int] = {}
+    pauses = sent = 0
+    for _, x in every(
+        backend.run(config, ()), do.PauseProgram, do.RestoreProgram, do.StartTurn, said.EnginePaused, do.Retire
+    ):
+        if isinstance(x, do.PauseProgram):
+            assert not out.get(x.trajectory), "paused once"
+            out[x.trajectory] = True
+            place.pop(x.trajectory, None)
+            pauses += 1
+        elif isinstance(x, do.RestoreProgram):
+            assert out.pop(x.trajectory)
+            place[x.trajectory] = x.engine
+        elif isinstance(x, do.StartTurn):
+            assert not out.get(x.trajectory), "what is paused gets no call"
+            sent += place.pop(x.trajectory, x.engine) == x.engine
+        elif isinstance(x, said.EnginePaused):
+            place.clear()  # a closed engine's calls go elsewhere
+    assert pauses > 0 and sent > 0
 
 
 def test_ap_05_turns_and_tools_alternate(backend: Backend) -> None:

@@ -11,16 +11,17 @@ import pytest
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core import pools, publication, records
+from testbed.core import pools, programs, publication, records
 from testbed.core.core import Core
 from testbed.core.errors import ProtocolError
-from testbed.core.states import ENGINE, GROUP, MACHINES, POOL, TRAJECTORY, IllegalTransition, step
+from testbed.core.states import ENGINE, GROUP, MACHINES, POOL, PROGRAM, TRAJECTORY, IllegalTransition, step
 from tests.support.random_runs import random_run, random_scenario
 from tests.support.scenarios import COLOCATED, scenario
 from tests.support.scripted import Scripted
 
 ENDS = {
     "trajectory": {"trained", "dropped", "aborted", "failed"},
+    "program": {"terminated"},
     "group": {"trained", "dropped", "aborted"},
     "engine": set(),
     "pool": set(),
@@ -31,6 +32,7 @@ NOT_BY_EVENTS = {
     ("trajectory", "queued", "fail"): "lost turns end a trajectory while they are still generating",
     ("trajectory", "generated", "drop"): "lots are dropped when ready",
     ("trajectory", "generated", "fail"): "a verifier that gives up",
+    ("program", "paused", "act"): "a call that ended before its abort came; `test_program_pausing` has it",
     ("group", "generated", "abort"): "rounds give up groups that still generate",
     ("group", "generated", "drop"): "groups are dropped when ready",
     ("group", "ready", "abort"): "rounds give up groups that still generate",
@@ -46,6 +48,7 @@ def test_every_state_is_reachable_and_only_the_ends_have_no_way_out(machine: str
     reached = {next(iter(table)), *(s for moves in table.values() for s in moves.values())}
     starts = {
         "trajectory": {"preparing", "queued"},
+        "program": {"new"},
         "group": {"drawing"},
         "engine": {"serving"},
         "pool": {"generate", "train"},
@@ -93,6 +96,8 @@ def taken() -> dict[str, set[tuple[str, str]]]:
     seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "TRAJECTORY", Recording(TRAJECTORY, seen["trajectory"]))
+        programs_table = Recording(PROGRAM, seen["program"])
+        patch.setattr(programs, "step", lambda machine, who, state, given: programs_table[state][given])
         patch.setattr(records, "GROUP", Recording(GROUP, seen["group"]))
         patch.setattr(publication, "ENGINE", Recording(ENGINE, seen["engine"]))
         table = Recording(POOL, seen["pool"])

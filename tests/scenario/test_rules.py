@@ -36,6 +36,8 @@ TOGETHER = (
 )
 ANALYTIC = "simulation.engine_costs={type: analytic}"
 ASYNC = "rollout.admission={type: fully_async}"
+PROGRAMS = "rollout.programs={type: thunder_agent}"
+STICKY = "rollout.routing={type: session_affinity}"
 
 
 def scenario(*overrides: str, base: Source = SPLIT) -> Scenario:
@@ -85,6 +87,14 @@ DOCUMENTED = {
         "experience.staleness.bound=8",
         "weights.path.update_weight_transfer_mode=disk",
     ),
+    "thunder_agent": (ASYNC, PROGRAMS, STICKY),
+    "thunder_agent_as_deployed": (
+        ASYNC,
+        STICKY,
+        "rollout.programs={type: thunder_agent, decay: restore, reserve_tokens: 100, pause_reasoning: next_tool, "
+        "count_shared_prompts_once: true, restore_order: best_fit, tick_order: restore_first, forced_restore_s: 1800}",
+    ),
+    "thunder_agent_colocated": (*TOGETHER, PROGRAMS, STICKY),
     "pipeline_rl": (ASYNC, "weights.transition={pause_generation_mode: in_place, kv: salt_by_version}"),
     "rollpacker": (*TOGETHER, "rollout.admission={type: over_sampling, over_sampling_ratio: 1.25}"),
     "dapo": (*TOGETHER, "experience.selection.filter_zero_variance=true"),
@@ -290,6 +300,24 @@ def test_over_sampling_needs_more_slots_than_the_default() -> None:
 def test_insert_when_ready_holds_one_batch(factor: float, allowed: bool) -> None:
     found = keys(f"experience.buffer={{type: insert_when_ready, async_data_buffer_capacity_factor: {factor}}}")
     assert found == ([] if allowed else ["experience.buffer.async_data_buffer_capacity_factor"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        ((), "rollout.routing.type", "`least_load` would send its calls elsewhere"),
+        ((STICKY, "rollout.concurrency={type: kv_aimd}"), "rollout.concurrency.type", "two throttles on one resource"),
+        ((STICKY, "rollout.engine.disable_radix_cache=true"), "rollout.programs.type", "keeps none"),
+        (
+            (STICKY, "placement.pd_disaggregation={prefill_num_gpus: 4}"),
+            "rollout.programs.type",
+            "prefill and decode engines both hold it",
+        ),
+    ],
+)
+def test_ap_09_programs_need_one_place_and_one_throttle(overrides: tuple[str, ...], key: str, words: str) -> None:
+    (found,) = faults(ASYNC, PROGRAMS, *overrides)
+    assert found.key == key and words in found.what and found.nearest
 
 
 @pytest.mark.parametrize(

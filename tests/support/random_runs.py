@@ -44,6 +44,14 @@ RULES: tuple[tuple[str, str], ...] = tuple(
 )
 
 
+PROGRAMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"pause_reasoning": "next_tool", "restore_order": "best_fit", "tick_order": "restore_first", "prepare_ahead": 0},
+    {"acting_half_life_s": None, "forced_restore_s": 12.0, "pause_to": 0.7, "prepare_ahead": None},
+    {"decay": "restore", "reserve_tokens": 30, "count_shared_prompts_once": True, "prepare_ahead": 1},
+)
+
+
 def random_scenario(r: random.Random) -> Scenario:
     changes = dict(r.choice(PLACEMENTS))
     shared = changes.get("placement", {}).get("mode") == "colocated"
@@ -94,6 +102,9 @@ def random_scenario(r: random.Random) -> Scenario:
         workload__rewards={"stage": r.choice(("streaming", "serial"))},
         run__num_rollout=r.randint(2, 4),
     )
+    if r.random() < 0.4:
+        changes["rollout__routing"] = {"type": "session_affinity"}
+        changes["rollout__programs"] = {"type": "thunder_agent", "tick_s": 3.0} | r.choice(PROGRAMS)
     return scenario(**changes)
 
 
@@ -113,6 +124,7 @@ def random_run(r: random.Random, config: Scenario, *, faults: bool = True) -> Sc
         resume=r.choice((0.0, 0.3)),
         copy=lambda a: r.choice((0.5, 3.0)),
         tasks=r.choice((None, None, 9)),
+        kv_tokens=r.choice((150, 400, 900)),
     )
     backend.early_release = config.weights.path.update_weight_transfer_mode == "disk"
     if not faults:

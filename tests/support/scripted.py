@@ -31,6 +31,7 @@ class Scripted:
         turns: int = 1,
         tasks: int | None = None,
         environments: bool = False,
+        kv_tokens: int = 10_000,
         **seconds: float,
     ) -> None:
         self.core = Core(scenario)
@@ -55,6 +56,7 @@ class Scripted:
         self.records: list[tuple[said.Event, list[do.Action]]] = []
         self.version: dict[int, int] = {e.index: 0 for e in self.core.layout.engines}
         self._drawn = 0
+        self._kv_tokens = kv_tokens
         self._live: dict[int, tuple[do.StartTurn, float, int]] = {}
         self._spans: dict[int, list[tuple[int, float]]] = {}
         self._paused: dict[int, str] = {}
@@ -86,7 +88,7 @@ class Scripted:
 
     def run(self, until: float = float("inf"), max_events: int = 200_000) -> Scripted:
         if not self.records:
-            self.tell(said.RunStarted(0.0))
+            self.tell(said.RunStarted(0.0, kv_tokens=(self._kv_tokens,) * len(self.version)))
         for _ in range(max_events):
             if not self._heap or self._heap[0][0] > until or self.core.finished:
                 return self

@@ -34,6 +34,8 @@ RULES: tuple[Rule, ...] = (
     flow.open_arrivals,
     flow.colocated_is_synchronous,
     flow.one_throttle,
+    flow.programs_have_one_throttle,
+    flow.programs_have_a_place,
     flow.concurrency_lets_a_group_run,
     flow.aimd_in_order,
     kv.routing_has_a_cache,

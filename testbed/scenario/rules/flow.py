@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from testbed.scenario.errors import Fault
 from testbed.scenario.experience import FreshestFirst, InsertWhenReady
-from testbed.scenario.placement import Colocated
+from testbed.scenario.placement import Colocated, Disaggregated
+from testbed.scenario.programs import ThunderAgent
 from testbed.scenario.rollout import (
     AimdConcurrency,
     FixedConcurrency,
@@ -15,6 +16,7 @@ from testbed.scenario.rollout import (
     OverSampling,
     PerEngineConcurrency,
 )
+from testbed.scenario.routing import SessionAffinity
 from testbed.scenario.rules.context import Context
 from testbed.scenario.weights import FixedPath
 
@@ -83,6 +85,31 @@ def one_throttle(c: Context) -> Iterator[Fault]:
         )
         near = "rollout.concurrency: {type: unlimited}, or rollout.admission: {type: fully_async}"
         yield Fault("rollout.admission.async_max_concurrent_groups", what, near)
+
+
+def programs_have_one_throttle(c: Context) -> Iterator[Fault]:
+    """KV pressure is answered once: by programs, or by turns in flight."""
+    r = c.scenario.rollout
+    if isinstance(r.programs, ThunderAgent) and isinstance(r.concurrency, AimdConcurrency):
+        what = "two throttles on one resource: `thunder_agent` pauses programs by KV, and `kv_aimd` limits turns by it"
+        yield Fault("rollout.concurrency.type", what, "rollout.concurrency: {type: unlimited}")
+
+
+def programs_have_a_place(c: Context) -> Iterator[Fault]:
+    """A program's KV lies in one engine, where its calls go."""
+    r = c.scenario.rollout
+    if not isinstance(r.programs, ThunderAgent):
+        return
+    if not isinstance(r.routing, SessionAffinity):
+        what = f"`thunder_agent` chooses the engine of a program, and `{r.routing.type}` would send its calls elsewhere"
+        yield Fault("rollout.routing.type", what, "rollout.routing: {type: session_affinity}", see="rollout.programs")
+    if r.engine.disable_radix_cache:
+        what = "`thunder_agent` keeps programs' KV between calls, and rollout.engine.disable_radix_cache keeps none"
+        yield Fault("rollout.programs.type", what, "rollout.engine.disable_radix_cache: false")
+    p = c.scenario.placement
+    if isinstance(p, Disaggregated) and p.pd_disaggregation is not None:
+        what = "`thunder_agent` counts the KV of a program in one engine; prefill and decode engines both hold it"
+        yield Fault("rollout.programs.type", what, "placement.pd_disaggregation: null")
 
 
 def concurrency_lets_a_group_run(c: Context) -> Iterator[Fault]:
