@@ -121,7 +121,8 @@ test-compiled: install-dev
 	@cd $(COMPILED) && TESTBED_COMPILE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(COMPILED) && PYTHONPATH=$(abspath $(COMPILED)) INTERPRETED_SOURCES=$(CURDIR) $(abspath $(BIN))/python -m pytest -x -q --hypothesis-seed=0 -p no:cacheprovider \
 	  tests/sim/test_compiled.py tests/sim/test_speed_gate.py tests/sim/test_engine_skip.py tests/sim/test_engine_traces.py \
-	  tests/sim/test_exactness_system.py tests/core/test_properties.py tests/core/test_state_machines.py
+	  tests/sim/test_exactness_system.py tests/sim/test_prefill_decode.py tests/sim/test_speculation.py \
+	  tests/core/test_properties.py tests/core/test_state_machines.py
 
 interpret:
 	@find testbed sim -name '*.so' -delete

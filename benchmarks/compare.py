@@ -29,10 +29,11 @@ def cpu_per_turn(tree: Path, case: str, rollouts: int) -> float:
     return float(result["cpu_s"]) / int(result["turns"])
 
 
-def git(*arguments: str) -> str:
+def git(*arguments: str, otherwise: str = "") -> str:
+    """What git says; exits with its complaint, or with `otherwise`."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"git {' '.join(arguments)}: {done.stderr.strip()}", file=sys.stderr)
+        print(otherwise or f"git {' '.join(arguments)}: {done.stderr.strip()}", file=sys.stderr)
         sys.exit(2)
     return done.stdout.strip()
 
@@ -44,7 +45,8 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=20_000)
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    commit = git("rev-parse", "--verify", "--quiet", f"{options.revision}^{{commit}}")
+    unknown = f"{options.revision!r} is no commit, branch or tag of this repository (such as main or HEAD~1)"
+    commit = git("rev-parse", "--verify", "--quiet", f"{options.revision}^{{commit}}", otherwise=unknown)
     here = Path(git("rev-parse", "--show-toplevel"))
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder) / "tree"
