@@ -49,7 +49,7 @@ def test_a_preset_is_a_model_of_the_catalogues_numbers(name: str, cache: Path) -
     assert any("q_norm" in n for n in names) == numbers.get("qk_norm", False)
     assert any("experts" in n for n in names) == ("num_experts" in numbers)
     assert prepared.parameters == sum(p.numel() for p in model.parameters())
-    assert 500_000 <= prepared.parameters <= 3_000_000
+    assert 500_000 <= prepared.parameters <= (20_000_000 if name == "wide-qwen3" else 3_000_000)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert prepared.vocab_size == prepared.tokenizer.vocab_size == 128
     ids = torch.tensor([prepared.tokenizer.encode("3+5=")])
