@@ -57,6 +57,11 @@ def for_real(config: Scenario) -> Scenario:
     for key, value in REAL.items():
         put(tree, key, value)
     tree["rollout"]["engine"] |= keep
+    asked = config.rollout.engine.max_total_num_tokens
+    if asked and tree["rollout"]["programs"]["type"] == "thunder_agent":
+        # the engines hold more than is asked for: programs get as much of it as their shorter texts need
+        room = asked / LENGTHS["prompt"] / REAL["rollout.engine"]["max_total_num_tokens"]
+        tree["rollout"]["programs"] |= {"pause_above": room, "pause_to": room}
     tree["placement"] |= SMALL[config.placement.mode]
     w = tree["workload"]
     for name, by in LENGTHS.items():
