@@ -336,6 +336,8 @@ class Fleet:
         slot.model = self._new_model()
         for call in slot.on_way.values():
             call.cancel()
+        for rid in slot.on_way:
+            self._sources.pop(rid, None)
         slot.on_way.clear()
         for rid in [rid for rid, source in self._sources.items() if source == index]:
             self._source_lost(rid)

@@ -204,6 +204,29 @@ def test_a_lost_engine_of_either_side_loses_no_trajectory(engine: int, when: flo
     assert {a.outcome for _, a in r.of(do.Retire)} == {"trained"}
 
 
+@pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (2, 0), (3, 1), (0, 2)])
+def test_engines_lost_while_kv_is_on_its_way_lose_no_trajectory(lost: tuple[int, ...]) -> None:
+    """Hand-overs of 5.9 s each, from 0.4 s on: the sender is lost, or the receiver, or one after the other."""
+    faults: list[said.Event] = []
+    for i, engine in enumerate(lost):
+        faults += [said.EngineLost(2.0 + i, engine), said.EngineJoined(40.0 + i, engine, 0)]
+    r = linear_run(
+        faults=sorted(faults, key=lambda e: e.t),
+        placement=pd(2, 2),
+        cluster={"gpu": "H100", "nodes": 8, "gpus_per_node": 1, "links": {"ib_gb_per_s": 0.1}},
+        algorithm={"n_samples_per_prompt": 1, "rollout_batch_size": 4},
+        workload__prompt=fixed(4000),
+        simulation__engine_costs=COSTS,
+        run__num_rollout=1,
+    )
+    r.checked()
+    assert {a.outcome for _, a in r.of(do.Retire)} == {"trained"}
+    again = [a for _, a in r.of(do.StartTurn) if a.attempt]
+    assert again, "some were on their way"
+    fleet = r.backend.fleet
+    assert not fleet._sources and not any(slot.on_way for slot in fleet.slots)
+
+
 def test_a_side_without_engines_ends_the_run() -> None:
     r = linear_run(
         faults=[said.EngineLost(0.1, 1)],
