@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 from benchmarks.growth import exponent, series, y_of
 from benchmarks.plot import draw
+from testbed.compiled import compiled
 
 MAIN = {
     "single_turn": ["single_turn", "100000"],
@@ -56,11 +56,6 @@ def growths(long: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return found, results
 
 
-def compiled() -> bool:
-    """Whether the hot modules run compiled."""
-    return not str(importlib.import_module("sim.engine").__file__).endswith(".py")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
@@ -94,7 +89,7 @@ def main() -> None:
         figures[f"peak_rss_mb_1e{k}"] = result["peak_rss_mb"] if result else None
     figures["rollouts_1e7_seconds"] = (by_rollouts.get(f"single_turn {10**7}") or {}).get("wall_s")
     figures["growth"] = growth
-    figures["compiled"] = compiled()
+    figures["compiled"] = bool(compiled())
     figures["machine"] = f"{platform.processor() or platform.machine()}, Python {platform.python_version()}"
     figures["cases"] = [*main_cases.values(), *results]
     options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

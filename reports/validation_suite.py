@@ -98,7 +98,7 @@ def limits(s: Suite) -> tuple[str, ...]:
 def facts(s: Suite) -> dict[str, str]:
     first = s.validations[0] if s.validations else None
     found = {
-        "real runs": f"{s.repeats} of each scenario, {s.validations[0].steps if first else 0} measured steps and more",
+        "real runs": f"{s.repeats} of each scenario, {0 if first is None else first.steps} measured steps and more",
         "wall time": numbers.seconds(s.seconds),
     }
     if first is not None:

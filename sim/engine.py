@@ -201,9 +201,14 @@ class EngineModel(Scheduler):
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             return False
         self.clear()
-        for r in self.live.values() if self.takes_in else ():
-            r.brought = None
         return True
+
+    def clear(self) -> None:
+        """Forget the cache, and the KV that waiting requests bring."""
+        super().clear()
+        if self.takes_in:
+            for r in self.live.values():
+                r.brought = None
 
     def set_version(self, now: float, version: int) -> None:
         """New weights. Raises RuntimeError unless paused or idle."""
@@ -222,8 +227,6 @@ class EngineModel(Scheduler):
         if self.busy or (not self.paused and (self.queue or self.inbox)):
             raise RuntimeError("memory can be released only when no request is running or waiting")
         self.clear()
-        for r in self.live.values() if self.takes_in else ():
-            r.brought = None
         self.released = True
 
     def resume_memory(self, now: float) -> None:

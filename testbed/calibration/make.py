@@ -68,7 +68,7 @@ def series_of(
     step = _decode_step(_medians(decode)) if seen_late else None
     prefill: list[tuple[Sequence[float], float]] = []
     for p in held:
-        for batch in p.batches if seen_late else p.batches[:1] if len(p.batches) == 1 else ():
+        for batch in p.batches if seen_late or len(p.batches) == 1 else ():
             last = batch is p.batches[-1]
             seconds = batch.seconds - (step(p) if step is not None and last else 0.0)
             if seconds > 0 and batch.new_tokens <= one_batch_tokens:

@@ -260,11 +260,11 @@ def _judge(suite: Any, max_error: float | None) -> None:
                 raise RunFailed(f"{d.run}: the core answers differently\n{d.difference}")
     if max_error is None:
         return
+    several = len(suite.validations) > 1
     wrong = [
-        f"{v.name}: {r.quantity.label} {percent(r.timing_error)}" if len(suite.validations) > 1
-        else f"{r.quantity.label} {percent(r.timing_error)}"
+        f"{f'{v.name}: ' if several else ''}{r.quantity.label} {percent(r.timing_error)}"
         for v in suite.validations
         for r in beyond(v, max_error / 100)
-    ]  # fmt: skip
+    ]
     if wrong:
         raise RunFailed(f"off by more than {max_error:g} % and the real side's own spread: {', '.join(wrong)}")

@@ -49,7 +49,7 @@ def one(path: Path, overrides: Sequence[str], variant: str | None, *, simulated:
             [f"{path} is a study: this runs its baseline, {wanted.name!r} (another: --variant; all: testbed compare)"]
         )
     notes(wanted.remarks)
-    return Chosen(wanted.scenario, study.base_dir, f"{study.name}-{wanted.name}", study.question)
+    return _of(study, wanted)
 
 
 def every(path: Path, overrides: Sequence[str], variant: str | None, *, simulated: bool = True) -> list[Chosen]:
@@ -59,7 +59,11 @@ def every(path: Path, overrides: Sequence[str], variant: str | None, *, simulate
     study = load_study(path, overrides, simulated=simulated)
     wanted = study.variants if variant is None else named([variant], study.variants, "--variant")
     notes([f"{v.name}: {remark}" for v in wanted for remark in v.remarks])
-    return [Chosen(v.scenario, study.base_dir, f"{study.name}-{v.name}", study.question) for v in wanted]
+    return [_of(study, v) for v in wanted]
+
+
+def _of(study: Study, v: Variant) -> Chosen:
+    return Chosen(v.scenario, study.base_dir, f"{study.name}-{v.name}", study.question)
 
 
 def named(names: Sequence[str], variants: Sequence[Variant], option: str) -> list[Variant]:

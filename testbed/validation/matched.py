@@ -7,6 +7,7 @@ arrival (a replayed workload hands them out in that order). It refuses to know w
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -45,18 +46,19 @@ class Matched(Struct):
 
 def pairs(real: Observed, simulated: Observed) -> list[Pair]:
     """In the order of the real turns' ends, measured steps only."""
-    known = {key: turn for key, turn in _keyed(simulated, {t: i for i, t in enumerate(simulated.tasks)})}
-    place = {t: i for i, t in enumerate(_with_turns(real))}
-    start, end = real.window
-    return [(turn, known[key]) for key, turn in _keyed(real, place) if key in known and start < turn.finished_t <= end]
+    return _pairs(real, _with_turns(real), simulated)
 
 
 def repeated(one: Observed, other: Observed) -> list[Pair]:
     """The same of two real runs of one scenario: (one's turn, the other's)."""
-    known = dict(_keyed(other, {t: i for i, t in enumerate(other.tasks)}))
+    return _pairs(one, one.tasks, other)
+
+
+def _pairs(one: Observed, tasks: Sequence[int], other: Observed) -> list[Pair]:
+    """`tasks`: those of `one` that the other has, in its order."""
+    known = dict(_keyed(other, other.tasks))
     start, end = one.window
-    own = _keyed(one, {t: i for i, t in enumerate(one.tasks)})
-    return [(turn, known[key]) for key, turn in own if key in known and start < turn.finished_t <= end]
+    return [(t, known[key]) for key, t in _keyed(one, tasks) if key in known and start < t.finished_t <= end]
 
 
 def _with_turns(run: Observed) -> list[int]:
@@ -65,8 +67,10 @@ def _with_turns(run: Observed) -> list[int]:
     return [task for task in run.tasks if task in finished]
 
 
-def _keyed(run: Observed, place: dict[int, int]) -> list[tuple[tuple[int, int, int, int], Turn]]:
-    """Key of each turn: place of its task, member, turn, and the how-manieth time (a task may be tried again)."""
+def _keyed(run: Observed, tasks: Sequence[int]) -> list[tuple[tuple[int, int, int, int], Turn]]:
+    """Key of each turn of these tasks: place of its task among them, member, turn, and the how-manieth time (a task may
+    be tried again)."""
+    place = {task: i for i, task in enumerate(tasks)}
     seen: Counter[tuple[int, int, int]] = Counter()
     keyed = []
     for turn in run.turns:

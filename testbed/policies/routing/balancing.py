@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from testbed.policies.routing.base import LoadTracking, RouteRequest, UniformSource
 from testbed.policies.routing.loads import lowest_bit
-from testbed.policies.routing.order import EngineOrder, Outstanding
+from testbed.policies.routing.order import EngineOrder, OrderTracking, Outstanding
 
 
 class LeastLoadRouter(LoadTracking):
@@ -19,7 +19,7 @@ class LeastLoadRouter(LoadTracking):
         return self.loads.least()
 
 
-class LeastTokensRouter(LoadTracking):
+class LeastTokensRouter(OrderTracking):
     """argmin over open engines of (prompt tokens of the turns there, turns, index): SGLang's `least_load`
     (`sgl-model-gateway/src/policies/least_load.rs`), which counts characters and lets the first sent end first.
     """
@@ -44,10 +44,6 @@ class LeastTokensRouter(LoadTracking):
     def finished(self, engine: int, trajectory: int = -1) -> None:
         super().finished(engine)
         self._add(engine, -self._sent.pop(engine, trajectory))
-
-    def open(self, engine: int) -> None:
-        super().open(engine)
-        self._order.opened(engine)
 
     def _add(self, engine: int, tokens: int) -> None:
         self._tokens[engine] += tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from testbed.policies.routing.base import RouteRequest
 from testbed.policies.routing.loads import bits
-from testbed.policies.routing.order import EngineOrder, Outstanding
+from testbed.policies.routing.order import EngineOrder, OrderTracking, Outstanding
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import CacheAware, CostBased
 
@@ -16,7 +16,7 @@ _MAX_TREE_TOKENS: int = CacheAware().max_tree_size
 """Bound of the approximate tree of one engine, tokens: that of `cache_aware`."""
 
 
-class CostRouter(PrefixTracking):
+class CostRouter(OrderTracking, PrefixTracking):
     """argmin over open engines of (wait + prefill(prompt - cached), turns, index).
 
     That is the rule of the example: with prefix P cached on A alone, choose A iff
@@ -78,7 +78,3 @@ class CostRouter(PrefixTracking):
         super().finished(engine)
         self._queued[engine] -= self._sent.pop(engine, trajectory)
         self._order.put(engine, self.wait_tokens(engine), self.loads.turns[engine])
-
-    def open(self, engine: int) -> None:
-        super().open(engine)
-        self._order.opened(engine)

@@ -10,12 +10,12 @@ from math import exp
 from testbed.policies.routing.active_blocks import ActiveBlocks, ActiveNode
 from testbed.policies.routing.base import RouteRequest, UniformSource
 from testbed.policies.routing.loads import bits, deeper, level_of
-from testbed.policies.routing.order import EngineOrder, Entry, Outstanding
+from testbed.policies.routing.order import EngineOrder, Entry, OrderTracking, Outstanding
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import DynamoKv
 
 
-class DynamoKvRouter(PrefixTracking):
+class DynamoKvRouter(OrderTracking, PrefixTracking):
     """argmin over open engines of prefill_load_scale x prefill + decode (`lib/kv-router/src/scheduling/selector` of
     ai-dynamo/dynamo), where, with blocks of kv_cache_block_size tokens,
 
@@ -91,10 +91,6 @@ class DynamoKvRouter(PrefixTracking):
         self._prefill[engine] -= uncached
         self._active.remove(engine, node)
         self._changed(engine)
-
-    def open(self, engine: int) -> None:
-        super().open(engine)
-        self._order.opened(engine)
 
     def _changed(self, engine: int) -> None:
         key = self._scale * self._prefill[engine] + self._size * self._active.count[engine]

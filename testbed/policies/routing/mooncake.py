@@ -10,7 +10,7 @@ from itertools import pairwise
 from testbed.policies.routing.base import NO_FETCH, RouteRequest
 from testbed.policies.routing.estimate import PrefillEstimate
 from testbed.policies.routing.loads import bits, level_of, lowest_bit
-from testbed.policies.routing.order import EngineOrder, Outstanding
+from testbed.policies.routing.order import EngineOrder, OrderTracking, Outstanding
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import Mooncake
 
@@ -18,7 +18,7 @@ Guess = tuple[float, int, int, int]
 """(TTFT, turns, engine, tokens to fetch)."""
 
 
-class MooncakeRouter(PrefixTracking):
+class MooncakeRouter(OrderTracking, PrefixTracking):
     """Algorithm 1 of Mooncake (FAST '25). Let n be the prompt, b the longest prefix that any open engine holds and c_p
     what engine p holds of it. For every open p
 
@@ -90,10 +90,6 @@ class MooncakeRouter(PrefixTracking):
     def finished(self, engine: int, trajectory: int = -1) -> None:
         super().finished(engine)
         self._add(engine, -self._sent.pop(engine, trajectory))
-
-    def open(self, engine: int) -> None:
-        super().open(engine)
-        self._order.opened(engine)
 
     def _add(self, engine: int, seconds: float) -> None:
         turns = self.loads.turns[engine]

@@ -10,7 +10,7 @@ from collections import deque
 from testbed.policies.routing.base import RouteRequest
 from testbed.policies.routing.estimate import PrefillEstimate
 from testbed.policies.routing.loads import bits, deeper, level_of
-from testbed.policies.routing.order import EngineOrder, Entry
+from testbed.policies.routing.order import EngineOrder, Entry, OrderTracking
 from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario.routing import Preble
 
@@ -18,7 +18,7 @@ FIRST_REQUESTS = 50
 """So many requests are sent before loads are compared (`handle_important_node_stealing`)."""
 
 
-class PrebleRouter(PrefixTracking):
+class PrebleRouter(OrderTracking, PrefixTracking):
     """E2 (Preble, arXiv 2407.00023; `multi_node/global_scheduler_with_time.py` of WukLab/preble), over open engines:
 
     1. exploit, if the longest cached prefix is longer than the rest of the prompt: of the engines that hold it, the one
@@ -83,10 +83,6 @@ class PrebleRouter(PrefixTracking):
     def finished(self, engine: int, trajectory: int = -1) -> None:
         super().finished(engine)
         self._changed(engine)
-
-    def open(self, engine: int) -> None:
-        super().open(engine)
-        self._order.opened(engine)
 
     def _forget(self, before: float) -> None:
         recent = self._recent
