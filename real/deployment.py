@@ -230,7 +230,7 @@ def environment_of(scenario: Scenario, base_dir: Path, model: PreparedModel) -> 
     return environment(
         config,
         tokenizer=model.tokenizer,
-        members=scenario.algorithm.n_samples_per_prompt,
+        members=scenario.members_started,
         seed=scenario.run.seed,
         num_tasks=getattr(w, "num_tasks", None),
         max_response_length=w.max_response_length,

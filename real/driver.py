@@ -244,8 +244,9 @@ class RealBackend:
             if progress is not None:
                 progress(self.status())
             await asyncio.sleep(min(1.0, limit))
-            if self.core.events != seen:
-                seen, since = self.core.events, self.now()
+            happened = self.core.events - self.core.looks
+            if happened != seen:
+                seen, since = happened, self.now()
             elif self.now() - since >= limit:
                 raise StuckError(f"nothing happened for {limit:.0f} s: {self.core.explain()}")
 

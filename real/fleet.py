@@ -73,10 +73,12 @@ class Fleet:
         self.now = now
         self._to_run_time = to_run_time
         self._environment = environment
-        self._members = scenario.algorithm.n_samples_per_prompt
+        self._members = scenario.members_started
         self._temperature = scenario.real.temperature
         self._kv = scenario.weights.transition.kv
         self._ignore_eos = scenario.rollout.ignore_eos
+        self._keeps: set[int] = set()
+        """Trajectories whose turn is being taken back and keeps what it has generated."""
         self.finished_turns = 0
         self.drift = 0
         """Prompts that the engine counted differently from us: not one, as ids travel both ways."""
@@ -104,7 +106,7 @@ class Fleet:
             g = await slot.handle.client.generate(
                 rid=f"{a.trajectory}-{a.turn}",
                 input_ids=c.ids,
-                max_new_tokens=limits.max_new_tokens,
+                max_new_tokens=limits.max_new_tokens - c.partial,
                 temperature=self._temperature,
                 stop_token_ids=limits.stop_token_ids,
                 ignore_eos=limits.ignore_eos or self._ignore_eos,
@@ -122,7 +124,9 @@ class Fleet:
         self._leave(slot, a.trajectory)
         if slot.lost:
             return
-        if g.finish_reason == "abort":
+        keeps = a.trajectory in self._keeps
+        self._keeps.discard(a.trajectory)
+        if g.finish_reason == "abort" and not (keeps and g.output_ids):
             tokens = len(g.output_ids)
             self.tell(said.TurnFailed(self.now(), a.trajectory, a.turn, a.engine, "aborted", tokens))
         elif self.store.find(a.trajectory) is c:
@@ -149,10 +153,11 @@ class Fleet:
         recomputed = max(0, min(c.known_tokens, prompt) - g.cached_tokens)
         slot.prompt_tokens += prompt - g.cached_tokens
         slot.recomputed_tokens += recomputed
-        c.answered(g, spans)
-        call = self._environment.after_turn(c.task, c.member, a.turn, g.output_ids)
+        cut = g.finish_reason == "abort"
+        c.answered(g, spans, whole=not cut)
+        call = None if cut else self._environment.after_turn(c.task, c.member, a.turn, c.outputs[-1])
         c.call = call
-        self.finished_turns += 1
+        self.finished_turns += not cut
         first = self._within(g.first_token_t, sent_t, now)
         self.tell(
             said.TurnFinished(
@@ -166,8 +171,8 @@ class Fleet:
                 g.cached_tokens,
                 first,
                 self._within(g.started_t, sent_t, first),
-                "tool_calls" if call is not None else reason,
-                call is not None,
+                "abort" if cut else "tool_calls" if call is not None else reason,
+                cut or call is not None,
                 recomputed,
                 (slot.computed.get(a.group, version) if self._kv == "keep" else version) if g.cached_tokens else -1,
                 g.retractions,
@@ -181,6 +186,8 @@ class Fleet:
     def abort_turn(self, a: do.AbortTurn) -> None:
         slot = self.slots[a.engine]
         if a.trajectory in slot.turns:
+            if a.keep:
+                self._keeps.add(a.trajectory)
             self.spawn(self._abort(slot, f"{a.trajectory}-{a.turn}"))
 
     async def _abort(self, slot: EngineSlot, rid: str) -> None:

@@ -6,11 +6,12 @@ their load before a batch's last update is reported."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from real.environments.base import Environment, RealTask
+from real.environments.sandbox import ToolLost
 from real.learning.critic import VALUES
 from real.records import Record
 from real.store import Conversation, ExperienceStore
@@ -26,13 +27,28 @@ LOG_PROBS = {"old_log_probs": ("actor", "old_log_probs"), "reference": ("referen
 
 
 class Slots:
-    """At most `n` at once; 0 means as many as come."""
+    """At most `n` at once; 0 means as many as come. `most_waiting`: so many may wait for one."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, most_waiting: int | None = None) -> None:
         self._semaphore = asyncio.Semaphore(n) if n else None
+        self._free_or_waiting = None if most_waiting is None or not n else n + most_waiting
+        self._asked = 0
 
     def one(self) -> AbstractAsyncContextManager[Any]:
         return self._semaphore if self._semaphore is not None else nullcontext()
+
+    @asynccontextmanager
+    async def one_of_few(self) -> AsyncIterator[bool]:
+        """As `one`, and whether it was got: False, at once, if too many wait already."""
+        if self._asked == self._free_or_waiting:
+            yield False
+            return
+        self._asked += 1
+        try:
+            async with self.one():
+                yield True
+        finally:
+            self._asked -= 1
 
 
 class Services:
@@ -64,10 +80,10 @@ class Services:
         self._teaching = Together(self._taught)
         self._before_step = before_step
         self._trained = trained
-        self._members = scenario.algorithm.n_samples_per_prompt
+        self._members = scenario.members_started
         workload = scenario.workload
         self._verifiers = Slots(workload.rewards.servers)
-        self._tools = Slots(workload.tools.slots)
+        self._tools = Slots(workload.tools.slots, workload.tools.max_queued)
         self._environments = asyncio.Semaphore(workload.tools.environments or 2**31)
         self.drawn = 0
         """Tasks taken from the data source."""
@@ -141,11 +157,24 @@ class Services:
 
     async def _run_tool(self, a: do.RunTool) -> None:
         c = self.store[a.trajectory]
-        async with self._tools.one():
-            ids = await self.environment.run_tool(c.task, (a.trajectory, c.member), c.call)
-        if self.store.find(a.trajectory) is c:
-            c.observed(ids)
-            self.tell(said.ToolFinished(self.now(), a.trajectory, len(ids)))
+        who, fault = (a.trajectory, c.member), ""
+        ids: list[int] | None = None
+        async with self._tools.one_of_few() as got:
+            if not got:
+                fault = "queue"
+            else:
+                try:
+                    ids = await self.environment.run_tool(c.task, who, c.call)
+                    fault = self.environment.tool_fault(c.task, who)
+                except ToolLost:
+                    fault = "died"
+        if self.store.find(a.trajectory) is not c:
+            return
+        if ids is None:
+            self.tell(said.ToolFinished(self.now(), a.trajectory, 0, True, fault))
+            return
+        c.observed(ids)
+        self.tell(said.ToolFinished(self.now(), a.trajectory, len(ids), False, fault))
 
     # --- signals and training -----------------------------------------------------------------------------------------
 
@@ -219,4 +248,5 @@ class Services:
             self.tell(said.TrainStepFinished(self.now(), a.batch, update))
 
     def retire(self, a: do.Retire) -> None:
-        self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")
+        again = self._keep_tasks and a.outcome != "trained" and a.reason != "redundant"
+        self.store.retire(a.trajectories, a.group, keep_task=again)

@@ -31,6 +31,7 @@ class Conversation:
         "member",
         "old_log_probs",
         "outputs",
+        "partial",
         "prompt_tokens",
         "reference_log_probs",
         "reward",
@@ -55,6 +56,8 @@ class Conversation:
         self.spans: list[Span] = []
         self.turns: list[tuple[int, int]] = []
         self.outputs: list[list[int]] = []
+        self.partial = 0
+        """Tokens of the last turn, if it was taken back and goes on; 0: it is whole."""
         self.experts: NDArray[np.int32] | None = None
         self.finish_reason = ""
         self.call: ToolCall | None = None
@@ -65,18 +68,24 @@ class Conversation:
         self.old_log_probs: NDArray[np.float32] | None = None
         self.reference_log_probs: NDArray[np.float32] | None = None
 
-    def answered(self, g: Generated, spans: tuple[Span, ...]) -> None:
-        """A turn is over. `spans` count from the turn's first output token."""
+    def answered(self, g: Generated, spans: tuple[Span, ...], *, whole: bool = True) -> None:
+        """A turn is over, or was taken back and is to go on (not `whole`). `spans` count from the first token of `g`,
+        which follows what the turn had generated before."""
         start = len(self.mask)
         # The last token was never an input, unless it is a stop token: SGLang's overlapped schedule sees that one a
         # step late, after it has been fed back.
         fed_back = len(g.output_ids) - (g.finish_reason != "stop")
         self.known_tokens = len(self.ids) + max(fed_back, 0)
         self.ids += g.output_ids
-        self.outputs.append(list(g.output_ids))
         self.mask += [True] * len(g.output_ids)
         self.log_probs += g.log_probs
-        self.turns.append((start, len(self.mask)))
+        if self.partial:
+            self.outputs[-1] += g.output_ids
+            self.turns[-1] = (self.turns[-1][0], len(self.mask))
+        else:
+            self.outputs.append(list(g.output_ids))
+            self.turns.append((start, len(self.mask)))
+        self.partial = 0 if whole else self.partial + len(g.output_ids)
         for version, first, end in spans:
             last = self.spans[-1] if self.spans else (-1, 0, 0)
             if last[0] == version and last[2] == start + first:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from reports.kinds import weakest
-from reports.metrics import EVERY, METRICS, kind_of
+from reports.metrics import EVERY, kind_of, metrics_for
 from reports.palette import IDLE, LETTERS
 from reports.series import Ends, ends_of
 from reports.spread import Stat
@@ -232,7 +232,7 @@ class Figures(Struct, frozen=True):
 def figures_of(v: VariantRuns, rewarded: bool = False) -> Figures:
     """Reduce a variant's runs to its figures, with those of the rewards if the comparison is `rewarded`."""
     first = v.runs[0]
-    metrics = EVERY if rewarded and all(r.rewarded for r in v.runs) else METRICS
+    metrics = metrics_for(v.runs, rewarded)
     stats = {name: Stat(tuple(float(m.read(r)) for r in v.runs)) for name, m in metrics.items()}
     kinds = {name: weakest(kind_of(m, r) for r in v.runs) for name, m in metrics.items()}
     return Figures(

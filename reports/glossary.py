@@ -110,6 +110,20 @@ METRICS: dict[str, Definition] = {
         "Retraction",
         "A running request that an engine put back into its queue, for lack of KV memory or for a weight update.",
     ),
+    "g-programs": Definition(
+        "Program",
+        "A trajectory with its tools, from its first model call to its last. A paused one gets no call, and its KV "
+        "may be evicted; its environment stays.",
+    ),
+    "g-thrash": Definition(
+        "Contexts over KV",
+        "The tokens of all programs that have begun ÷ the KV slots of all engines. Above 1 they evict each other.",
+    ),
+    "g-bias": Definition(
+        "Sampling bias of a tail rule",
+        "Early stops and redundant members favour what ends soon. Shares and delays are by planned length and by the "
+        "task's success rate, over the whole run; only a simulation knows how long what was given up would have been.",
+    ),
     "g-t-queue": Definition("Queue", "Submitted, not yet worked on by an engine: the core's queue and the engine's."),
     "g-t-prefill": Definition("Prefill", "From an engine's first work on a turn to its first token."),
     "g-t-decode": Definition("Decode", "From the first token of a turn to its last."),

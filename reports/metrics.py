@@ -5,16 +5,16 @@ CSV, JSON, Markdown and HTML all walk this table, so they cannot disagree. It re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from msgspec import Struct
 
-from reports import numbers
+from reports import numbers, tails
 from reports.kinds import result_kind, weakest
 from reports.palette import IDLE, TRAJECTORY
 from testbed.metrics.scores import fifth
-from testbed.metrics.summary import RunSummary, StalenessReading
+from testbed.metrics.summary import ProgramFigures, RunSummary, StalenessReading
 
 ENGINES_IDLE = tuple(c for c in IDLE if c != "idle_data")
 """Idle causes of the generating side; the training side has `idle_data` alone. A shared pool has both."""
@@ -413,7 +413,84 @@ REWARD: dict[str, Metric] = {
 }
 """Of real runs besides: they alone learn."""
 
-EVERY: dict[str, Metric] = METRICS | REWARD
+_ENDS = {
+    "shortest": ("length", False, "quarter with the shortest replies"),
+    "longest": ("length", True, "quarter with the longest replies"),
+    "hardest": ("difficulty", False, "quarter with the hardest tasks"),
+    "easiest": ("difficulty", True, "quarter with the easiest tasks"),
+}
+
+TAILS: dict[str, Metric] = {
+    **{
+        f"given_up_{end}": Metric(
+            "Given up",
+            f"share, {words}",
+            lambda r, by=by, high=high: tails.given_up(r, by, high),
+            _percent,
+            "g-bias",
+            "points",
+            families=("reply_lengths", "rewards"),
+        )
+        for end, (by, high, words) in _ENDS.items()
+    },
+    **{
+        f"delay_{end}": Metric(
+            "Delay of what is trained",
+            f"RL steps, {words}",
+            lambda r, by=by, high=high: tails.delay_steps(r, by, high),
+            numbers.hundredths,
+            "g-bias",
+            "none",
+            families=("reply_lengths", "rewards"),
+        )
+        for end, (by, high, words) in _ENDS.items()
+    },
+}
+"""Of runs with a tail rule: its sampling bias."""
+
+
+def _programs(run: RunSummary) -> ProgramFigures:
+    assert run.programs is not None
+    return run.programs
+
+
+PROGRAMS: dict[str, Metric] = {
+    "turns_per_min": Metric(
+        "Model calls", "per minute", lambda r: _programs(r).turns_per_min, numbers.hundredths, "g-programs", "relative"
+    ),
+    "context_share_mean": Metric(
+        "Contexts of all programs",
+        "over all KV, mean",
+        lambda r: _programs(r).context_share_mean,
+        numbers.hundredths,
+        "g-thrash",
+        "none",
+    ),
+    "program_pauses": Metric(
+        "Programs paused", "in the measured steps", lambda r: float(_programs(r).pauses), _whole, "g-programs", "none"
+    ),
+    "programs_waiting": Metric(
+        "Programs waiting", "mean", lambda r: _programs(r).waiting_mean, numbers.hundredths, "g-programs", "none"
+    ),
+    "tool_faults": Metric(
+        "Tool calls beyond a limit",
+        "in the measured steps",
+        lambda r: float(sum(_programs(r).tool_faults.values())),
+        _whole,
+        "g-programs",
+        "none",
+    ),
+}
+"""Of runs whose trajectories are several model calls."""
+
+EVERY: dict[str, Metric] = METRICS | REWARD | TAILS | PROGRAMS
+
+
+def metrics_for(runs: Sequence[RunSummary], rewarded: bool) -> dict[str, Metric]:
+    """Those that all of these runs have."""
+    found = METRICS | (REWARD if rewarded and all(r.rewarded for r in runs) else {})
+    found |= TAILS if all(r.bias for r in runs) else {}
+    return found | (PROGRAMS if all(r.programs is not None for r in runs) else {})
 
 
 def kind_of(metric: Metric, run: RunSummary) -> str:

@@ -15,7 +15,7 @@ from testbed.workloads import Plan, Run, Task, Workload
 class Conversation:
     """One live trajectory: its plan, and the next prompt as runs."""
 
-    __slots__ = ("content", "known_tokens", "output_content", "plan", "prompt_tokens", "said")
+    __slots__ = ("content", "done", "known_tokens", "output_content", "plan", "prompt_tokens", "said")
 
     def __init__(self, plan: Plan, content: tuple[Run, ...], prompt_tokens: int) -> None:
         self.plan = plan
@@ -26,6 +26,8 @@ class Conversation:
         self.output_content = -1
         self.said = 0
         """Tokens of the last output and of what a tool answered; they become part of `content` with the next turn."""
+        self.done = 0
+        """Tokens of this turn that it had generated when it was taken back."""
 
 
 class ExperienceStore:
@@ -48,6 +50,10 @@ class ExperienceStore:
 
     def add_task(self, task: Task) -> None:
         self._tasks[task.index] = task
+
+    def planned(self, task: int) -> list[tuple[int, float]]:
+        """(output tokens, reward) of each member of a live task."""
+        return [(sum(plan.output_tokens), plan.reward) for plan in self._tasks[task].plans]
 
     def bind(self, group: int, task: int) -> None:
         """This group works on that task."""
@@ -83,6 +89,11 @@ class ExperienceStore:
         c.known_tokens = c.prompt_tokens + fed_back
         c.said = output_tokens
         c.prompt_tokens += output_tokens
+
+    def cut_short(self, c: Conversation, output_tokens: int) -> None:
+        """A turn was taken back and keeps what it has generated; the KV of the last token is not computed."""
+        self.answered(c, output_tokens, output_tokens - 1)
+        c.done += output_tokens
 
     def observed(self, c: Conversation, tokens: int) -> None:
         """A tool answered."""

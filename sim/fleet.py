@@ -81,6 +81,8 @@ class Fleet:
         """Request id -> the turn that a prefill engine has the first part of."""
         self._fetches: dict[int, do.FetchPrefix] = {}
         """Request id -> what is to be fetched before it starts."""
+        self._keeps: set[int] = set()
+        """Request ids of turns that are being taken back and keep what they have generated."""
         self._sources: dict[int, int] = {}
         """Request id -> engine that its KV is on the way from."""
         self.slots = [EngineSlot(e.index, self._new_model()) for e in layout.engines]
@@ -162,10 +164,20 @@ class Fleet:
             if part is None:
                 return
             n = part
+        if self._keeps and not isinstance(n, Paused) and n.rid in self._keeps:
+            self._keeps.discard(n.rid)
+            if isinstance(n, Aborted) and n.output_tokens:
+                whole = self._ended_anyhow(n)
+                if whole is None:
+                    self._cut_short(slot, n)
+                    return
+                n = whole
         if type(n) is Finished:
             self.finished_turns += 1
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
             c = self.store.conversation(trajectory)
+            if c.done:
+                c.done = 0
             prompt, outputs, reason = c.prompt_tokens, n.output_tokens, n.finish_reason
             seen_late = self._overlap and reason == "stop"
             if self._forced and c.plan.stops[turn]:
@@ -202,17 +214,61 @@ class Fleet:
         else:
             self.tell(said.EnginePaused(now, slot.index))
 
+    def _ended_anyhow(self, n: Aborted) -> Finished | None:
+        """The end of a turn whose last token was the one that its abort came with; else None."""
+        c, turn = self.store.conversation(n.rid >> _TURN_BITS), n.rid & _TURN_MASK
+        if n.output_tokens < c.plan.output_tokens[turn] - c.done:
+            return None
+        return Finished(
+            n.rid,
+            n.t,
+            n.output_tokens,
+            n.spans,
+            n.cached_tokens,
+            n.started_t,
+            n.first_token_t,
+            "stop" if c.plan.stops[turn] else "length",
+            n.recomputed_tokens,
+            n.kv_version,
+            n.retractions,
+        )
+
+    def _cut_short(self, slot: EngineSlot, n: Aborted) -> None:
+        trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
+        c = self.store.conversation(trajectory)
+        prompt = c.prompt_tokens
+        self.store.cut_short(c, n.output_tokens)
+        self.tell(
+            said.TurnFinished(
+                self._agenda.now,
+                trajectory,
+                turn,
+                slot.index,
+                prompt,
+                n.output_tokens,
+                n.spans,
+                n.cached_tokens,
+                n.first_token_t,
+                n.started_t,
+                "abort",
+                True,
+                n.recomputed_tokens,
+                n.kv_version,
+                n.retractions,
+            )
+        )
+
     def start_turn(self, a: do.StartTurn) -> None:
         slot = self.slots[a.engine]
         c = self.store.begin_turn(a.trajectory, a.group, a.task, a.member)
         plan, turn, model = c.plan, a.turn, slot.model
-        output_tokens, stops = plan.output_tokens[turn], plan.stops[turn] and not self._forced
+        output_tokens, stops = plan.output_tokens[turn] - c.done, plan.stops[turn] and not self._forced
         request = Request(
             a.trajectory << _TURN_BITS | turn,
             c.content,
             c.prompt_tokens,
             output_tokens,
-            self._max_new if stops else output_tokens,
+            self._max_new - c.done if stops else output_tokens,
             stops,
             self._ignore_eos,
             c.output_content,
@@ -296,6 +352,8 @@ class Fleet:
             self._forget(rid)
             self.tell(said.TurnFailed(self._agenda.now, a.trajectory, a.turn, a.engine, "aborted"))
             return
+        if a.keep:
+            self._keeps.add(rid)
         slot.model.abort(self.message_t(), rid)
         self.schedule(slot)
 

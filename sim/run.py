@@ -67,7 +67,7 @@ def simulate(
     """
     started = time.process_time()
     backend = SimulatedBackend(scenario, base_dir, (), faults)
-    recording = Recording(scenario, backend.core.layout, folder, "simulated", versions())
+    recording = Recording(scenario, backend.core.layout, folder, "simulated", versions(), backend.store.planned)
     backend.use(recording.observers)
     problem = ""
     try:

@@ -43,7 +43,8 @@ class Services:
         self.tools = Station(clock, tools.slots)
         self.external = Station(clock, roles.external_slots)
         self._external_s = roles.external_seconds_per_trajectory
-        self.environments = Environments(clock, tools.environments)
+        self.environments = Environments(clock, tools.environments, tools.prepare_slows_at)
+        self._max_queued = tools.max_queued
         self._keep_tasks = scenario.experience.staleness.action == "retry" or (
             scenario.rollout.admission.type == "over_sampling"
         )
@@ -105,6 +106,9 @@ class Services:
         self.environments.release(a.trajectory, self.store.conversation(a.trajectory).plan.release_s)
 
     def run_tool(self, a: do.RunTool) -> None:
+        if self._max_queued is not None and self.tools.taken and self.tools.queued >= self._max_queued:
+            self.tell(said.ToolFinished(self._agenda.now, a.trajectory, 0, True, "queue"))
+            return
         seconds = self.store.conversation(a.trajectory).plan.tool_s[a.turn]
         self.tools.submit(seconds, self._tool_done, (a.trajectory, a.turn))
 
@@ -162,4 +166,5 @@ class Services:
         self.tell(said.TrainStepFinished(self._agenda.now, batch, update))
 
     def retire(self, a: do.Retire) -> None:
-        self.store.retire(a.trajectories, a.group, keep_task=self._keep_tasks and a.outcome != "trained")
+        again = self._keep_tasks and a.outcome != "trained" and a.reason != "redundant"
+        self.store.retire(a.trajectories, a.group, keep_task=again)

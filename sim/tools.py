@@ -61,6 +61,11 @@ class Station:
     def queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def taken(self) -> bool:
+        """Whether a job would have to wait."""
+        return 0 < self.slots <= self.busy
+
     def submit(self, service_s: float, done: Done, arg: Any = None) -> Job:
         """Serve for `service_s` seconds when a slot is free, then call `done(arg)`."""
         now = self._agenda.now
@@ -125,7 +130,8 @@ class Environments:
     and reclaimed.
 
     The slot stays taken from the start of preparation to the end of reclamation, so slow reclamation shortens the
-    supply. Totals in seconds over environments: `wait_s`, `prepare_s`, `held_s`, `release_s`; `alive` slots taken
+    supply. n that are prepared at once take 1 + (n / `slows_at`)^2 times as long each, by the n at its start. Totals in
+    seconds over environments: `wait_s`, `prepare_s`, `held_s`, `release_s`; `alive` slots taken
     and `waiting` requests now; `prepared` and `released` count environments.
     """
 
@@ -138,18 +144,22 @@ class Environments:
         "most_waiting",
         "prepare_s",
         "prepared",
+        "preparing",
         "release_s",
         "released",
         "slots",
+        "slows_at",
         "wait_s",
         "waiting",
     )
 
-    def __init__(self, clock: Clock, slots: int = 0) -> None:
+    def __init__(self, clock: Clock, slots: int = 0, slows_at: int | None = None) -> None:
         if slots < 0:
             raise ValueError(f"slots must be >= 0, not {slots}")
         self.clock = clock
         self.slots = slots
+        self.slows_at = slows_at
+        self.preparing = 0
         self._environments: dict[int, _Environment] = {}
         self._queue: deque[_Environment] = deque()
         self.alive = self.waiting = self.most_waiting = self.prepared = self.released = 0
@@ -196,11 +206,16 @@ class Environments:
         self.wait_s += now - environment.arrived
         environment.state = "preparing"
         environment.since = now
-        self.clock.at(now + environment.prepare_s, COMPLETE, self._ready, environment)
+        self.preparing += 1
+        seconds = environment.prepare_s
+        if self.slows_at is not None:
+            seconds *= 1.0 + (self.preparing / self.slows_at) ** 2
+        self.clock.at(now + seconds, COMPLETE, self._ready, environment)
 
     def _ready(self, environment: _Environment) -> None:
         now = self.clock.now
         self.prepared += 1
+        self.preparing -= 1
         self.prepare_s += now - environment.since
         environment.since = now
         environment.state = "held"

@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed.journal import JournalHeader, JournalWriter
 from testbed.metrics import RunMetrics, write_metrics
+from testbed.metrics.bias import PlanOf
 from testbed.metrics.summary import RunSummary
 from testbed.run_files import JOURNAL, METRICS, SCENARIO
 from testbed.scenario import Scenario
@@ -39,17 +40,24 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 class Recording:
     """One run's metrics and, with a `folder`, its `scenario.yaml` and `journal.jsonl.zst` (none with `journal: off`).
 
-    Hand `observers` to the backend, then `close`, then `finish`.
+    Hand `observers` to the backend, then `close`, then `finish`. `plan_of`: what trajectories would do, where that is
+    known.
     """
 
     def __init__(
-        self, scenario: Scenario, layout: Layout, folder: Path | None, backend: str, versions: dict[str, str]
+        self,
+        scenario: Scenario,
+        layout: Layout,
+        folder: Path | None,
+        backend: str,
+        versions: dict[str, str],
+        plan_of: PlanOf | None = None,
     ) -> None:
         self._scenario = scenario
         self._folder = folder
         self._backend = backend
         self._digest = scenario_hash(scenario)
-        self._metrics = RunMetrics(scenario, layout)
+        self._metrics = RunMetrics(scenario, layout, plan_of)
         self.observers: list[Callable[..., None]] = [self._metrics.observe]
         self._writer: JournalWriter | None = None
         if folder is None:

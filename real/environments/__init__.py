@@ -27,6 +27,7 @@ _CLASSES = {
     "calculator": ("real.environments.calculator", "Calculator"),
     "gsm8k": ("real.environments.gsm8k", "Gsm8k"),
     "reasoning_gym": ("real.environments.reasoning_gym", "ReasoningGym"),
+    "workspace": ("real.environments.workspace", "Workspace"),
 }
 """`type` of the section -> where its class is."""
 

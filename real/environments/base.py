@@ -105,7 +105,11 @@ class Environment(Protocol):
         """None: the trajectory is over."""
 
     async def run_tool(self, task: RealTask, who: Who, call: ToolCall) -> list[int]:
-        """The observation, delimiters included. The next prompt is the last one, its output and this, as ids."""
+        """The observation, delimiters included. The next prompt is the last one, its output and this, as ids. Raises
+        `ToolLost` if the trajectory cannot go on."""
+
+    def tool_fault(self, task: RealTask, who: Who) -> str:
+        """Which limit the trajectory's last tool call passed (`time`, `memory`, ...); empty: none."""
 
     async def reward(
         self,
@@ -236,6 +240,9 @@ class TextEnvironment(LiveTasks):
 
     async def run_tool(self, task: RealTask, who: Who, call: ToolCall) -> list[int]:
         raise NotImplementedError(f"{type(self).__name__} has no tool")
+
+    def tool_fault(self, task: RealTask, who: Who) -> str:
+        return ""
 
     def arrivals(self) -> Iterator[tuple[float, RealTask]] | None:
         return None

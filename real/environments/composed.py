@@ -67,6 +67,10 @@ class Composed(LiveTasks):
         inner: Inner = task.payload
         return await inner.environment.run_tool(inner.task, who, call)
 
+    def tool_fault(self, task: RealTask, who: Who) -> str:
+        inner: Inner = task.payload
+        return inner.environment.tool_fault(inner.task, who)
+
     async def reward(
         self,
         task: RealTask,

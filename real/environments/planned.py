@@ -98,6 +98,9 @@ class Planned:
         content = _OBSERVATION + ((task.index * len(task.payload) + member) << 16) + call.turn
         return list(run_tokens([(content, 0, plan.observation_tokens[call.turn])], self._vocab_size))
 
+    def tool_fault(self, task: RealTask, who: Who) -> str:
+        return ""
+
     async def reward(
         self,
         task: RealTask,

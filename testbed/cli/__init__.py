@@ -19,6 +19,7 @@ from testbed.cli import real as _real  # noqa: F401
 from testbed.cli import calibrate as _calibrate  # noqa: F401
 from testbed.cli import validate as _validate  # noqa: F401
 from testbed.cli import published as _published  # noqa: F401
+from testbed.cli import ablate as _ablate  # noqa: F401
 from testbed.cli import records as _records  # noqa: F401
 from testbed.cli import engine_check as _engine_check  # noqa: F401
 from testbed.cli import serving as _serving  # noqa: F401

@@ -79,6 +79,9 @@ class AbortTurn(Action, frozen=True, tag=True):
     turn: int
     engine: int
     why: str
+    keep: bool = False
+    """What it has generated is kept: answered by `TurnFinished(finish_reason="abort")`, if that is anything, and the
+    turn goes on from there when it is sent again."""
 
 
 class RunTool(Action, frozen=True, tag=True):

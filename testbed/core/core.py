@@ -66,6 +66,8 @@ class Core:
             said.TimerFired: self._timer_fired,
         }
         self.events = 0
+        self.looks = 0
+        """Events that say nothing: looks at memory that come by themselves."""
         self._reason = "completed"
 
     @property
@@ -172,6 +174,7 @@ class Core:
     def _timer_fired(self, event: said.TimerFired) -> None:
         programs = self.rollouts.programs
         if programs is not None and event.timer == programs.timer:
+            self.looks += 1
             self.rollouts.look_at_memory()
             return
         self.publications.timer_fired(event)

@@ -83,9 +83,9 @@ class TurnFinished(Event, frozen=True, tag=True):
     started_t: float
     """When the engine first worked on it (end of queueing in the engine)."""
     finish_reason: str
-    """`stop`, `length` or `tool_calls`."""
+    """`stop`, `length`, `tool_calls`, or `abort`: the first part of a turn that was taken back and goes on later."""
     continues: bool = False
-    """The trajectory goes on: a tool is to be run, then another turn."""
+    """The trajectory goes on: a tool is to be run, then another turn; or the rest of this one."""
     recomputed_tokens: int = 0
     """Prompt tokens computed again although this trajectory had computed them before (evicted, flushed, retracted)."""
     kv_version: int = -1
@@ -120,6 +120,10 @@ class ToolFinished(Event, frozen=True, tag=True):
     trajectory: int
     observation_tokens: int
     failed: bool = False
+    """The trajectory cannot go on: its tool was refused, or its environment is lost."""
+    fault: str = ""
+    """Which limit the call passed (`time`, `memory`, `output`, `space`, `processes`, `queue`), or `died`; the
+    trajectory goes on with an error for an observation, unless it `failed`."""
 
 
 class SignalReady(Event, frozen=True, tag=True):

@@ -65,7 +65,8 @@ class Trajectory:
         self.losses = 0
         """How often this turn was lost without anybody having decided it."""
         self.aborting = ""
-        """Why its turn is being taken back; `requeue...` sends it again, anything else ends the trajectory."""
+        """Why its turn is being taken back; `requeue...` sends it again (what it has generated is kept, if that was
+        asked for), anything else ends the trajectory."""
         self.engine = -1
         self.home = -1
         self.environment = False
@@ -112,7 +113,9 @@ class Group:
         "block_tokens",
         "blocks",
         "generated",
+        "held",
         "id",
+        "longest",
         "lots",
         "members",
         "prompt_tokens",
@@ -144,6 +147,10 @@ class Group:
         """Lots of this group that are still alive."""
         self.retried = False
         """Its task is to run again."""
+        self.held = False
+        """Its round is over: it goes on in the next one."""
+        self.longest = 0
+        """Output tokens of the longest member that is generated."""
 
     def advance(self, given: str) -> None:
         try:

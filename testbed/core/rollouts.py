@@ -19,9 +19,10 @@ from testbed.core.experience import ExperienceStore
 from testbed.core.programs import Programs
 from testbed.core.records import Engine, Group, Trajectory
 from testbed.policies.admission import admission
-from testbed.policies.concurrency import concurrency
+from testbed.policies.concurrency import StaticBatch, concurrency
 from testbed.policies.routing import Router, RouteRequest, router
 from testbed.policies.routing.split import SplitRouter
+from testbed.policies.turn_order import ByGroupLength, Turns, turn_queue
 from testbed.scenario.programs import ThunderAgent
 
 MAX_ATTEMPTS = 4
@@ -38,6 +39,7 @@ class Rollouts:
         rollout = ctx.scenario.rollout
         self.admission = admission(rollout.admission)
         self.concurrency = concurrency(rollout.concurrency)
+        self._batched = self.concurrency if isinstance(self.concurrency, StaticBatch) else None
         self._chosen_from = ctx.layout.prefill_engines or len(ctx.engines)
         """The first so many engines are the ones that turns are sent to."""
         self.router: Router = router(rollout.routing, self._chosen_from, rng)
@@ -55,7 +57,15 @@ class Rollouts:
         self.programs: Programs | None = None
         if isinstance(rollout.programs, ThunderAgent):
             self.programs = Programs(ctx, rollout.programs, self._chosen_from)
-        self.queue: deque[Trajectory] = deque()
+        self.queue: Turns = turn_queue(rollout.turn_order, ctx.scenario.workload.max_response_length)
+        self._by_length = self.queue if isinstance(self.queue, ByGroupLength) else None
+        self._redundant = rollout.redundant_members
+        self._completed = False
+        """A group was completed by a member that ended early: whether the round is over has not been asked yet."""
+        self._held_groups: list[Group] = []
+        """Open groups of a round that is over."""
+        self._carried: list[Trajectory] = []
+        """Members of theirs that want an engine."""
         self.in_flight = 0
         """Turns in engines."""
         self._arrived: deque[said.TaskArrived] = deque()
@@ -76,8 +86,14 @@ class Rollouts:
 
     def pump(self) -> None:
         """Start whatever may start now."""
+        if self._completed:
+            self._completed = False
+            if self.admission.early_stop(self._p):
+                self._stop_round()
         if self._handing:
             self._hand_over()
+        if self._held_groups:
+            self._go_on()
         if self.queue:
             self._dispatch()
         while not (blocked := self._blocked_by()):
@@ -146,7 +162,7 @@ class Rollouts:
         group.prompt_tokens = task.prompt_tokens
         group.blocks = task.blocks or (-1 - group.task,)
         group.block_tokens = task.block_tokens or max(task.prompt_tokens, 1)
-        members = task.members or p.group_size
+        members = task.members or p.group_size + self._redundant
         p.open_trajectories += members - p.group_size
         if not self._together:
             self._experience.buffer.reserve(members - p.group_size)
@@ -169,7 +185,7 @@ class Rollouts:
         if t.state == "preparing":
             self._prepare(t)
         else:
-            self.queue.append(t)
+            self._wants_turn(t)
 
     def _prepare(self, t: Trajectory) -> None:
         if not t.environment:
@@ -187,8 +203,12 @@ class Rollouts:
     # --- programs -----------------------------------------------------------------------------------------------------
 
     def _wants_turn(self, t: Trajectory) -> None:
-        """It is sent when an engine takes it, unless its program waits."""
-        if self.programs is None or not self.programs.holds(t.id):
+        """It is sent when an engine takes it, unless its program or its group waits."""
+        if self.programs is not None and self.programs.holds(t.id):
+            return
+        if t.group.held:
+            self._carried.append(t)
+        else:
             self.queue.append(t)
 
     def _prepare_ahead(self, programs: Programs) -> None:
@@ -197,6 +217,10 @@ class Rollouts:
             t = self._ctx.trajectories[id]
             if t.state == "preparing":
                 self._prepare(t)
+
+    def _waiting(self, t: Trajectory) -> Turns | list[Trajectory]:
+        """Where a trajectory that wants an engine waits."""
+        return self._carried if t.group.held else self.queue
 
     def look_at_memory(self) -> None:
         """Pause and restore programs; the core calls it when the timer of `programs` fires."""
@@ -208,10 +232,10 @@ class Rollouts:
         for id in held:
             t = trajectories[id]
             if t.state == "queued":
-                self.queue.remove(t)
+                self._waiting(t).remove(t)
             elif t.state == "generating" and not t.aborting:
                 t.aborting = "requeue:paused"
-                self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, "paused"))
+                self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, "paused", keep=True))
         for id in freed:
             t = trajectories[id]
             if t.state in ("preparing", "queued"):
@@ -272,6 +296,9 @@ class Rollouts:
             self._full.discard(index)
             if index not in self._held:
                 self.router.open(index)
+        elif self._batched is not None and self._batched.left(index, len(engine.in_flight)):
+            self._full.add(index)
+            self.router.close(index)
         return engine
 
     def turn_finished(self, event: said.TurnFinished) -> Engine:
@@ -288,6 +315,8 @@ class Rollouts:
         t.engine = -1
         if t.aborting and not t.aborting.startswith("requeue"):
             self._end(t, "abort", "aborted", t.aborting)
+        elif event.finish_reason == "abort":
+            self._send_again(t, counts=False)
         elif event.continues:
             t.aborting = ""
             t.advance("turn_continues")
@@ -348,9 +377,22 @@ class Rollouts:
         if self.programs is not None:
             self.programs.over(t.id)
         group = t.group
+        if t.output_tokens > group.longest:
+            group.longest = t.output_tokens
+            if self._by_length is not None:
+                self._by_length.learned(group)
+        generated = self._p.generated
         self._experience.generated(t)
-        if group.generated == len(group.members) and self.admission.early_stop(self._p):
+        if self._redundant and group.generated == max(len(group.members) - self._redundant, 1):
+            self._give_up_rest(group)
+        if self._p.generated > generated and self.admission.early_stop(self._p):
             self._stop_round()
+
+    def _give_up_rest(self, group: Group) -> None:
+        """Enough members are generated: the others end as their turns come back."""
+        for t in list(group.members):
+            if t.state in ("preparing", "queued", "generating", "acting"):
+                self._give_up(t, "redundant")
 
     # --- from prefill to decode ---------------------------------------------------------------------------------------
 
@@ -443,7 +485,9 @@ class Rollouts:
             self._end(t, "fail", "failed", "turn_lost")
             return
         t.advance("turn_lost")
-        if self.programs is None or not self.programs.holds(t.id):
+        if t.group.held or (self.programs is not None and self.programs.holds(t.id)):
+            self._wants_turn(t)
+        else:
             self.queue.appendleft(t)
 
     def tool_finished(self, event: said.ToolFinished) -> None:
@@ -451,13 +495,13 @@ class Rollouts:
         if t is None:
             return
         if event.failed:
-            self._end(t, "fail", "failed", "tool")
+            self._end(t, "fail", "failed", "tool_refused" if event.fault == "queue" else "tool")
             self.pump()
             return
         t.observation_tokens += event.observation_tokens
         t.advance("tool_finished")
         if self.programs is None or self.programs.answered(t):
-            self.queue.append(t)
+            self._wants_turn(t)
             self._dispatch()
 
     # --- ends that are not training -----------------------------------------------------------------------------------
@@ -468,15 +512,46 @@ class Rollouts:
             self._ctx.out.append(do.ReleaseEnvironment(t.id))
         if self.programs is not None:
             self.programs.over(t.id)
+        generated = self._p.generated
         self._experience.ended_early(t)
         del self._ctx.trajectories[t.id]
         self._ctx.out.append(do.Retire((t.id,), t.group.id, outcome, reason, t.output_tokens))
+        self._completed |= self._p.generated > generated
 
     def _stop_round(self) -> None:
         for group in list(self._ctx.groups.values()):
-            if group.state == "generating":
+            if group.state != "generating" or group.held:
+                continue
+            if self.admission.keeps_unfinished:
+                self._hold(group)
+            else:
                 self.admission.abandoned(group.task)
                 self._abandon(group, "over_sampled")
+
+    def _hold(self, group: Group) -> None:
+        """Its members get no further call in this round, and keep what they have generated; tools go on."""
+        for t in group.members:
+            if t.state == "queued" and not (self.programs is not None and self.programs.holds(t.id)):
+                self.queue.remove(t)
+                self._carried.append(t)
+            elif t.state == "generating" and not t.aborting:
+                t.aborting = "requeue:round_over"
+                self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, "round_over", keep=True))
+        group.held = True
+        self._held_groups.append(group)
+
+    def _go_on(self) -> None:
+        """A round has begun: groups of the one before go on, before new ones start."""
+        self.admission.blocked_by(self._p)
+        if self.admission.stopped:
+            return
+        for group in self._held_groups:
+            group.held = False
+        self._held_groups.clear()
+        carried, self._carried = self._carried, []
+        for t in carried:
+            if t.state == "queued":
+                self._wants_turn(t)
 
     def _abandon(self, group: Group, reason: str) -> None:
         """Give up a group that is being generated; its members end as their turns come back.
@@ -488,13 +563,16 @@ class Rollouts:
         for t in group.members:
             if not self._together and t.state not in ("preparing", "queued", "generating", "acting"):
                 continue
-            if t.state == "generating" and t.engine < 0 and self._between(t):
-                self._end(t, "abort", "aborted", reason)
-            elif t.state == "generating":
-                t.aborting = reason
-                self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, reason))
-            elif t.id in self._ctx.trajectories:
-                self._end(t, "abort", "aborted", reason)
+            self._give_up(t, reason)
+
+    def _give_up(self, t: Trajectory, reason: str) -> None:
+        if t.state == "generating" and t.engine < 0 and self._between(t):
+            self._end(t, "abort", "aborted", reason)
+        elif t.state == "generating":
+            t.aborting = reason
+            self._ctx.out.append(do.AbortTurn(t.id, t.turn, t.engine, reason))
+        elif t.id in self._ctx.trajectories:
+            self._end(t, "abort", "aborted", reason)
 
     def cancel_stale(self, version: int) -> None:
         """Before engines pause for `version`: give up groups in flight that it makes too old (`event: publication`)."""

@@ -7,6 +7,8 @@ to know who pauses programs and why.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from testbed.core.actions import PauseProgram, RestoreProgram, Retire
 from testbed.core.events import RunStarted, ToolFinished, TurnFinished
 from testbed.metrics.fold import Handlers
@@ -27,6 +29,7 @@ class ProgramFold:
         self._areas = dict.fromkeys(_MEANS, 0.0)
         self._largest = 0.0
         self._turns = self._pauses = 0
+        self._faults: Counter[str] = Counter()
         self.handlers: Handlers = {
             TurnFinished: self._turn_finished,
             ToolFinished: self._tool_finished,
@@ -55,13 +58,15 @@ class ProgramFold:
         self._context[trajectory] = tokens
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
-        self._turns += 1
+        self._turns += e.finish_reason != "abort"
         if e.continues:
             self._set(t, e.trajectory, e.prompt_tokens + e.output_tokens)
         else:
             self._ends(t, e.trajectory)
 
     def _tool_finished(self, t: float, e: ToolFinished) -> None:
+        if e.fault:
+            self._faults[e.fault] += 1
         if e.trajectory in self._context:
             self._set(t, e.trajectory, self._context[e.trajectory] + e.observation_tokens)
 
@@ -89,8 +94,15 @@ class ProgramFold:
     def take(self, t: float) -> ProgramFigures:
         """Areas (value x seconds) and counts since the last call."""
         self._settle(t)
-        taken = ProgramFigures(self._turns, self._pauses, context_share_max=self._largest, **self._areas)
+        taken = ProgramFigures(
+            self._turns,
+            self._pauses,
+            context_share_max=self._largest,
+            tool_faults=dict(self._faults),
+            **self._areas,
+        )
         self._turns = self._pauses = 0
+        self._faults.clear()
         self._areas = dict.fromkeys(_MEANS, 0.0)
         self._largest = self._share
         return taken
@@ -105,6 +117,7 @@ def added(total: ProgramFigures, part: ProgramFigures) -> ProgramFigures:
         max(total.context_share_max, part.context_share_max),
         total.programs_mean + part.programs_mean,
         total.waiting_mean + part.waiting_mean,
+        tool_faults=dict(Counter(total.tool_faults) + Counter(part.tool_faults)),
     )
 
 
@@ -120,4 +133,5 @@ def mean_figures(total: ProgramFigures, seconds: float) -> ProgramFigures:
         total.programs_mean / seconds,
         total.waiting_mean / seconds,
         60.0 * total.turns / seconds,
+        dict(total.tool_faults),
     )

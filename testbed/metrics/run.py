@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from testbed.core.actions import Action, AnyAction, Train
 from testbed.core.events import AnyEvent, Event, TrainStepFinished
 from testbed.metrics.batch import LOST_TURN, BatchFold, BatchTotals
+from testbed.metrics.bias import BiasFold, PlanOf, has_tail_rule
 from testbed.metrics.fold import Handler, Handlers
 from testbed.metrics.gpu_time import GpuTime
 from testbed.metrics.lanes import split_generate
@@ -60,7 +61,7 @@ class RunMetrics:
     """The folds of one run behind one `observe`. Memory is constant in finished trajectories; one `StepRecord` stays
     per step."""
 
-    def __init__(self, scenario: Scenario, layout: Layout) -> None:
+    def __init__(self, scenario: Scenario, layout: Layout, plan_of: PlanOf | None = None) -> None:
         self._scenario = scenario
         self._layout = layout
         self._sizes = sizes_of(scenario)
@@ -71,6 +72,7 @@ class RunMetrics:
         self._tokens = Tokens(layout, self._lives, scenario.weights.transition.kv == "keep")
         self._updates = Updates()
         self._waits = Waits()
+        self._bias = BiasFold(plan_of) if plan_of is not None and has_tail_rule(scenario) else None
         self._programs = ProgramFold() if several_turns(scenario) else None
         self._training: dict[int, BatchFold] = {}
         self._update_times: list[float] = []
@@ -102,6 +104,7 @@ class RunMetrics:
             self._updates.handlers,
             self._waits.handlers,
             {} if self._programs is None else self._programs.handlers,
+            {} if self._bias is None else self._bias.handlers,
         )
 
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
@@ -242,6 +245,7 @@ class RunMetrics:
             kinds=dict(meta.kinds),
             marks=dict(meta.marks),
             held_out=list(meta.held_out),
+            bias=[] if self._bias is None else self._bias.bins(),
             programs=None if self._programs is None else mean_figures(self._program_sums, measured_s),
             rewarded="reward" in self._scenario.algorithm.signals,
             engine_weight_bytes=meta.engine_weight_bytes,

@@ -118,7 +118,7 @@ class ProgramFigures(Struct):
     """Programs (trajectories that use tools) against memory, over the measured steps. Means are over time."""
 
     turns: int = 0
-    """Model calls that ended."""
+    """Model calls that ended; one that was taken back and went on counts once."""
     pauses: int = 0
     """Programs that were paused or had to wait to be let in."""
     context_share_mean: float = 0.0
@@ -128,6 +128,28 @@ class ProgramFigures(Struct):
     waiting_mean: float = 0.0
     """Paused or not let in."""
     turns_per_min: float = 0.0
+    tool_faults: dict[str, int] = field(default_factory=dict)
+    """Tool calls that passed a limit, died or were refused, by which."""
+
+
+class BiasBin(Struct):
+    """Trajectories of about one length (output tokens, as planned) or of tasks about as hard (success rate)."""
+
+    by: str
+    """`length` or `difficulty`."""
+    low: float
+    high: float
+    trained: int
+    given_up: int
+    """Ended without being trained."""
+    delay_s: float
+    """Mean seconds from the first call of a trained one's task until its batch was taken."""
+    delay_steps: float
+    """The same in batches that were trained meanwhile."""
+
+    @property
+    def given_up_share(self) -> float:
+        return self.given_up / (self.trained + self.given_up)
 
 
 class Waste(Struct):
@@ -240,6 +262,9 @@ class RunSummary(Struct):
     held_out: list[Score] = field(default_factory=list)
     """On tasks that the run does not train on, of all kinds together: before the first batch and after the last; empty
     where nobody asked (`real.eval_tasks`)."""
+    bias: list[BiasBin] = field(default_factory=list)
+    """Which lengths and difficulties a tail rule trains, gives up and delays, over the whole run; empty without such a
+    rule, and where plans are not known (most real runs)."""
     programs: ProgramFigures | None = None
     """None where every trajectory is one model call."""
     rewarded: bool = True

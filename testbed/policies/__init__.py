@@ -6,6 +6,7 @@ scenario.
 | may another group start? | `admission` |
 | how many may run now? | `concurrency` |
 | which engine? | `routing` |
+| which turn first, where not all may run? | `turn_order` |
 | which programs run, pause, resume? | `programs` |
 | when is experience stored, and when selectable? | `buffer` |
 | which ready groups form the batch? | `selection` |

@@ -28,6 +28,10 @@ class Admission(Protocol):
     """`why` names the rule in the journal."""
 
     why: str
+    keeps_unfinished: bool
+    """Groups that an early stop finds open go on in the next round, instead of being given up."""
+    stopped: bool
+    """The round is over, and the next one has not begun (as of the last `blocked_by`)."""
 
     def blocked_by(self, p: Progress) -> str:
         """`barrier`, `staleness_bound`, `capacity`, or "" if one more group may start now."""
@@ -51,6 +55,7 @@ class Bounded:
 
     def __init__(self, eta: float, why: str, blocked: str) -> None:
         self.eta = eta
+        self.keeps_unfinished = self.stopped = False
         self.why = why
         self._blocked = blocked
 
@@ -103,31 +108,34 @@ class Rounds(Bounded):
 
     Short round: start ceil(ratio B) groups, stop at B generated, collect the tasks of the rest. Long round: once B
     tasks are collected, run exactly those to the end. Each round belongs to one batch. A group that is lost (failed,
-    filtered) is replaced, after the stop by exactly one."""
+    filtered) is replaced, after the stop by exactly one. With partial rollout the rest stays open and counts among the
+    next round's groups."""
 
     def __init__(self, config: OverSampling) -> None:
         super().__init__(0, "over_sampling:short", "barrier")
         self._ratio = config.over_sampling_ratio
         self._keep = config.long_rounds
+        self.keeps_unfinished = config.partial_rollout
         self._collected: deque[int] = deque()
         self._again: int = 0
         self._round = -1
         self._long = False
-        self._stopped = False
         self._before = 0
 
     def blocked_by(self, p: Progress) -> str:
         size = p.groups_per_batch
         if p.batches_trained > self._round and p.publications >= p.batches_trained // p.interval:
             self._round = p.batches_trained
-            self._before = p.submitted - p.dropped
-            self._stopped = False
+            self._before = p.submitted - p.dropped - (p.open_groups if self.keeps_unfinished else 0)
+            self.stopped = False
             self._long = self._keep and len(self._collected) >= size
             self._again = size if self._long else 0
             self.why = "over_sampling:long" if self._long else "over_sampling:short"
         if self._round < p.batches_trained:
             return self._blocked
-        wanted = size if self._long or self._stopped else ceil(self._ratio * size)
+        if self.stopped and self.keeps_unfinished and self._alive(p) - p.open_groups < size:
+            self.stopped = False  # one that was generated is lost: those that were set aside go on
+        wanted = size if self._long or self.stopped else ceil(self._ratio * size)
         return "" if self._alive(p) < wanted else self._blocked
 
     def _alive(self, p: Progress) -> int:
@@ -142,7 +150,7 @@ class Rounds(Bounded):
 
     def early_stop(self, p: Progress) -> bool:
         stop = not self._long and self._alive(p) - p.open_groups >= p.groups_per_batch
-        self._stopped |= stop
+        self.stopped |= stop
         return stop
 
     def abandoned(self, task: int) -> None:

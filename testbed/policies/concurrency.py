@@ -8,6 +8,7 @@ state machines: times arrive on load reports, counts are handed in.
 | `unlimited` | yes | no |
 | `fixed` | in flight < max_concurrent | no |
 | `per_engine` | yes | turns there >= max_concurrent_per_engine |
+| `static_batch` | yes | one of its turns has ended (or it has as many as it takes), and not all have |
 | `kv_aimd` | in flight < limit, which follows the engines' KV use | no |
 """
 
@@ -81,6 +82,27 @@ class PerEngine(Unlimited):
 
     def engine_full(self, engine: int, in_flight_there: int) -> bool:
         return in_flight_there >= self.limit
+
+
+class StaticBatch(Unlimited):
+    """An engine is full from its first turn's end, or its `size`-th turn, until it is empty."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._filled: set[int] = set()
+
+    def engine_full(self, engine: int, in_flight_there: int) -> bool:
+        if not in_flight_there:
+            self._filled.discard(engine)
+        elif in_flight_there >= self.size:
+            self._filled.add(engine)
+        return engine in self._filled
+
+    def left(self, engine: int, in_flight_there: int) -> bool:
+        """A turn ended. Returns whether the engine takes no other for now."""
+        if in_flight_there:
+            self._filled.add(engine)
+        return self.engine_full(engine, in_flight_there)
 
 
 class KvAimd(Unlimited):
@@ -202,6 +224,7 @@ _POLICIES: dict[str, Callable[[Any], Concurrency]] = {
     "unlimited": lambda config: Unlimited(),
     "fixed": lambda config: Fixed(config.max_concurrent),
     "per_engine": lambda config: PerEngine(config.max_concurrent_per_engine),
+    "static_batch": lambda config: StaticBatch(config.batch_size),
     "kv_aimd": KvAimd,
 }
 

@@ -58,7 +58,28 @@ class CalculatorTasks(Section):
     prompt_template: Template = "{question}"
 
 
-Single = Annotated[ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks, Field(discriminator="type")]
+class WorkspaceTasks(Section):
+    """Sums of the numbers in a file that only code can read: the policy may write `<tool>` Python `</tool>`, which runs
+    in the trajectory's own workspace, and reads what it prints. Limits keep accidents in bounds, not attacks."""
+
+    type: Literal["workspace"] = "workspace"
+    numbers: PositiveInt = 4
+    """In the file, one a line."""
+    max_operand: PositiveInt = 9
+    max_turns: PositiveInt = 3
+    tool_time_limit_s: PositiveFloat = 5.0
+    tool_memory_mb: PositiveInt = 512
+    """MiB, of all processes of a call."""
+    tool_output_bytes: PositiveInt = 200
+    """A call that prints more is ended."""
+    workspace_mb: PositiveInt = 64
+    """MiB of files, of all calls together."""
+    prompt_template: Template = "{question}"
+
+
+Single = Annotated[
+    ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | WorkspaceTasks, Field(discriminator="type")
+]
 """Tasks of one kind, which is the section's `type`."""
 
 
@@ -103,7 +124,8 @@ class PrefixTasks(Section):
 
     type: Literal["prefixes"] = "prefixes"
     environment: Annotated[
-        ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | MixtureTasks, Field(discriminator="type")
+        ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | WorkspaceTasks | MixtureTasks,
+        Field(discriminator="type"),
     ]
     """Full rollouts are its tasks."""
     sources: tuple[Source, ...]
@@ -114,7 +136,7 @@ class PrefixTasks(Section):
 
 
 Environment = Annotated[
-    ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | MixtureTasks | PrefixTasks,
+    ArithmeticTasks | ReasoningGymTasks | Gsm8kTasks | CalculatorTasks | WorkspaceTasks | MixtureTasks | PrefixTasks,
     Field(discriminator="type"),
 ]
 

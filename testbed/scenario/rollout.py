@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from testbed.scenario.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from testbed.scenario.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from testbed.scenario.model import Precision
 from testbed.scenario.programs import NoPrograms, Programs
 from testbed.scenario.routing import LeastLoad, Routing
@@ -125,6 +125,15 @@ class OverSampling(Section):
     over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.25
     long_rounds: bool = True
     """false: unfinished tasks are dropped instead of collected."""
+    partial_rollout: bool = False
+    """Unfinished groups keep what they have generated and go on in the next round (Miles, slime); nothing is collected
+    or dropped. Calls are taken back for as long as the batch is trained."""
+
+    @model_validator(mode="after")
+    def _one_fate(self) -> OverSampling:
+        if self.partial_rollout and self.long_rounds:
+            raise ValueError("unfinished groups go on in the next round or are collected: set `long_rounds: false`")
+        return self
 
 
 Admission = Annotated[
@@ -154,6 +163,14 @@ class PerEngineConcurrency(Section):
     max_concurrent_per_engine: PositiveInt
 
 
+class StaticBatch(Section):
+    """An engine takes up to so many turns, and no other until all of them have ended: what serving was before
+    continuous batching, to compare with."""
+
+    type: Literal["static_batch"] = "static_batch"
+    batch_size: PositiveInt
+
+
 class AimdConcurrency(Section):
     """prime-rl's controller: grow while KV use is low and the cap binds, trim when it is high, cut on preemption."""
 
@@ -171,8 +188,29 @@ class AimdConcurrency(Section):
 
 
 Concurrency = Annotated[
-    Unlimited | FixedConcurrency | PerEngineConcurrency | AimdConcurrency, Field(discriminator="type")
+    Unlimited | FixedConcurrency | PerEngineConcurrency | StaticBatch | AimdConcurrency,
+    Field(discriminator="type"),
 ]
+
+
+# --- turn order: which turn goes first where not all may run? ------------------------------------------------------
+
+
+class FifoTurns(Section):
+    """In the order in which they wanted an engine."""
+
+    type: Literal["fifo"] = "fifo"
+
+
+class GroupLength(Section):
+    """Seer's context-aware scheduling (arXiv 2511.14617): the first member of every group runs ahead of all others, and
+    the longest that a finished member was is what the rest of its group is expected to be. The longest expected goes
+    first; a group that nothing is known of counts as long as `max_response_length`."""
+
+    type: Literal["group_length"] = "group_length"
+
+
+TurnOrder = Annotated[FifoTurns | GroupLength, Field(discriminator="type")]
 
 
 class Rollout(Section):
@@ -183,5 +221,9 @@ class Rollout(Section):
     concurrency: Concurrency = Unlimited()
     routing: Routing = LeastLoad()
     programs: Programs = NoPrograms()
+    turn_order: TurnOrder = FifoTurns()
+    redundant_members: NonNegativeInt = 0
+    """Members of a group that are started beyond `n_samples_per_prompt`. When so many are generated the others are
+    given up, so that short replies are the ones that stay."""
     ignore_eos: bool = False
     """Requests always run to `max_new_tokens` (benchmark mode)."""

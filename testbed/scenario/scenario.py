@@ -34,3 +34,8 @@ class Scenario(Section):
     run: Run = Run()
     simulation: Simulation = Simulation()
     real: Real = Real()
+
+    @property
+    def members_started(self) -> int:
+        """Trajectories that a group starts; `n_samples_per_prompt` of them are trained."""
+        return self.algorithm.n_samples_per_prompt + self.rollout.redundant_members

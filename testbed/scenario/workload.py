@@ -59,6 +59,25 @@ class GeometricLength(Section):
     mean: PositiveFloat
 
 
+class QuantileLength(Section):
+    """Whole numbers by published quantiles: between two points the share grows linearly."""
+
+    type: Literal["quantiles"] = "quantiles"
+    points: Annotated[tuple[tuple[Fraction, NonNegativeInt], ...], Field(min_length=2)]
+    """(share of values at or below, value), both rising, from share 0 to 1."""
+    source: str = ""
+    """Where they come from, for the report (empty: chosen by the user)."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> QuantileLength:
+        shares, values = zip(*self.points, strict=True)
+        if shares[0] != 0 or shares[-1] != 1 or list(shares) != sorted(set(shares)):
+            raise ValueError("shares of `points` rise from 0 to 1")
+        if list(values) != sorted(values):
+            raise ValueError("values of `points` never fall")
+        return self
+
+
 class TraceLength(Section):
     """Prompt lengths (and shared prefixes, where the trace has them) in the order of a recorded trace."""
 
@@ -68,9 +87,12 @@ class TraceLength(Section):
     file."""
 
 
-ReplyLength = Annotated[FixedLength | UniformLength | LognormalLength | GeometricLength, Field(discriminator="type")]
+ReplyLength = Annotated[
+    FixedLength | UniformLength | LognormalLength | GeometricLength | QuantileLength, Field(discriminator="type")
+]
 PromptLength = Annotated[
-    FixedLength | UniformLength | LognormalLength | GeometricLength | TraceLength, Field(discriminator="type")
+    FixedLength | UniformLength | LognormalLength | GeometricLength | QuantileLength | TraceLength,
+    Field(discriminator="type"),
 ]
 
 
@@ -114,10 +136,21 @@ class Tools(Section):
 
     slots: NonNegativeInt = 0
     """Tool calls that execute at once; 0 means as many as needed."""
+    max_queued: NonNegativeInt | None = None
+    """Calls that may wait for a slot; one more is refused, and its trajectory fails. null: as many as come."""
     environment_prepare: Duration = FixedTime(seconds=0.0)
     environment_release: Duration = FixedTime(seconds=0.0)
+    prepare_slows_at: PositiveInt | None = None
+    """n preparations at once take 1 + (n / this)^2 times as long each; null: as long as one. ThunderAgent's four points
+    (29.9, 32.8, 38.4, 47.2 s at 24, 48, 72, 96) are 29 s and 122 to 3 %."""
     environments: NonNegativeInt = 0
     """Environments alive at once; 0 means as many as needed."""
+
+    @model_validator(mode="after")
+    def _queue(self) -> Tools:
+        if self.max_queued is not None and not self.slots:
+            raise ValueError("`max_queued` counts calls that wait for one of `slots`, and there is no limit of those")
+        return self
 
 
 class LengthsWorkload(Section):
@@ -128,7 +161,9 @@ class LengthsWorkload(Section):
     reply: ReplyLength
     max_response_length: PositiveInt
     """Cap on the generated tokens of one turn (`max_new_tokens`)."""
-    turns: Annotated[FixedLength | UniformLength | GeometricLength, Field(discriminator="type")] = FixedLength(tokens=1)
+    turns: Annotated[FixedLength | UniformLength | GeometricLength | QuantileLength, Field(discriminator="type")] = (
+        FixedLength(tokens=1)
+    )
     """Model calls in a trajectory (the distribution counts turns, not tokens)."""
     observation: ReplyLength = FixedLength(tokens=0)
     """Tokens a tool answers with."""

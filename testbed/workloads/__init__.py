@@ -18,6 +18,7 @@ from testbed.scenario.workload import (
     JournalWorkload,
     LengthsWorkload,
     LognormalLength,
+    QuantileLength,
     SessionsWorkload,
     TraceLength,
     TraceWorkload,
@@ -128,12 +129,12 @@ _SOURCES: dict[type[Any], Callable[[Any, Scenario, Path], Workload]] = {
 
 def _run(scenario: Scenario) -> tuple[int, int, bool]:
     """(members of a group, seed, whether replies always run to the cap)."""
-    return scenario.algorithm.n_samples_per_prompt, scenario.run.seed, scenario.rollout.ignore_eos
+    return scenario.members_started, scenario.run.seed, scenario.rollout.ignore_eos
 
 
 def _kind(length: object) -> str:
     """`calibrated`: fitted to points that the scenario names; `assumed`: chosen by its author."""
-    return "calibrated" if isinstance(length, LognormalLength) and length.source else "assumed"
+    return "calibrated" if isinstance(length, LognormalLength | QuantileLength) and length.source else "assumed"
 
 
 def _fingerprint(scenario: Scenario, data_sha256: str) -> str:

@@ -21,6 +21,7 @@ from testbed.scenario.workload import (
     FixedTime,
     GeometricLength,
     LognormalLength,
+    QuantileLength,
     ReplyLength,
     UniformLength,
 )
@@ -122,7 +123,20 @@ def length_sampler(config: ReplyLength, cap: int | None, least: int) -> LengthSa
         if config.mean < 1:
             raise ValueError(f"the mean of a geometric length is at least 1, not {config.mean:g}")
         return geometric
+    if isinstance(config, QuantileLength):
+        return _by_quantiles(config, least, int(top))
     return _lognormal(config, cap, least, int(top))
+
+
+def _by_quantiles(config: QuantileLength, least: int, top: int) -> LengthSampler:
+    """The inverse of the distribution function, linear between its points."""
+    shares, values = (np.array(column, dtype=np.float64) for column in zip(*config.points, strict=True))
+
+    def sample(tasks: Generator, own: Generator, counts: Tokens) -> Tokens:
+        drawn = np.interp(own.random(int(counts.sum())), shares, values)
+        return np.clip(np.floor(drawn + 0.5), least, top).astype(np.int64)
+
+    return sample
 
 
 def _lognormal(config: LognormalLength, cap: int | None, least: int, top: int) -> LengthSampler:

@@ -43,6 +43,15 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         "experience__staleness": {"bound": 1, "action": "retry"},
     },
     "over-sampling": {"rollout__admission": {"type": "over_sampling", "over_sampling_ratio": 1.5}},
+    "partial rollout": {
+        "rollout__admission": {
+            "type": "over_sampling",
+            "over_sampling_ratio": 2.0,
+            "long_rounds": False,
+            "partial_rollout": True,
+        }
+    },
+    "redundant members": {"rollout__redundant_members": 1},
     "slots, reuse": BOUNDED
     | {"experience__buffer": {"type": "store_then_ready"}, "experience__selection": {"use_count": 2}},
     "critic": {

@@ -227,3 +227,13 @@ def test_kv_aimd_limit_stays_in_bounds_and_falls_only_in_a_poll(low, span, steps
         assert trace.policy.may_start(max(0, in_flight - 3)) == (max(0, in_flight - 3) < trace.policy.limit)
         assert before <= trace.policy.limit
         assert low <= trace.policy.limit <= low + span
+
+
+def test_rk_04_a_static_batch_takes_no_turn_between_its_first_end_and_its_last() -> None:
+    from testbed.policies.concurrency import StaticBatch
+
+    batch = StaticBatch(3)
+    assert not batch.engine_full(0, 1) and not batch.engine_full(0, 2)
+    assert batch.left(0, 1), "one has ended, one is left"
+    assert batch.engine_full(0, 1) and not batch.left(0, 0)
+    assert batch.engine_full(0, 3) and batch.engine_full(0, 2) and not batch.engine_full(0, 0)

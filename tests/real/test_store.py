@@ -140,3 +140,18 @@ def test_a_task_lives_as_long_as_a_group_of_it_or_a_retry_may_need_it() -> None:
     store.open(4, 2, 1, 0, 1)
     store.retire((4,), 2, keep_task=False)
     assert environment.released == [0, 1]
+
+
+def test_a_turn_that_was_taken_back_goes_on_and_is_one_turn() -> None:
+    """Two parts under two versions: one turn, one output, spans of both, and a record that holds together."""
+    c = Conversation(1, 0, task(), 0)
+    c.answered(generated([10, 11], (("3", 0, 2),)), ((3, 0, 2),), whole=False)
+    assert c.partial == 2 and c.ids == [5, 6, 7, 10, 11]
+    c.answered(generated([12], (("4", 0, 1),)), ((4, 0, 1),), whole=True)
+    assert (c.partial, c.outputs, c.turns) == (0, [[10, 11, 12]], [(0, 3)])
+    c.observed([20])
+    answered(c, [13], (4, 0, 1))
+    record = c.record()
+    assert c.outputs == [[10, 11, 12], [13]] and record.turns == ((0, 3), (4, 5))
+    assert record.spans == ((3, 0, 2), (4, 2, 3), (4, 4, 5))
+    assert record.loss_mask.tolist() == [True, True, True, False, True]

@@ -320,6 +320,55 @@ def test_ap_09_programs_need_one_place_and_one_throttle(overrides: tuple[str, ..
     assert found.key == key and words in found.what and found.nearest
 
 
+PARTIAL = "rollout.admission={type: over_sampling, long_rounds: false, partial_rollout: true}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (("rollout.redundant_members=2", "algorithm.advantage=critic"), "rollout.redundant_members", "singly"),
+        (("rollout.turn_order={type: group_length}",), "rollout.turn_order.type", "no order is left to choose"),
+        ((PARTIAL, "algorithm.advantage=critic"), "rollout.admission.partial_rollout", "and then lack them"),
+        (
+            (PARTIAL, "experience.selection.order={type: oldest_first}"),
+            "experience.selection.order.type",
+            "deadlock: `oldest_first` waits",
+        ),
+        (
+            (PARTIAL, "experience.staleness={bound: 1, action: wait}"),
+            "experience.staleness.action",
+            "deadlock: `wait` holds the publication",
+        ),
+        (
+            (PARTIAL, "placement.pd_disaggregation={prefill_num_gpus: 4}"),
+            "rollout.admission.partial_rollout",
+            "a prompt between two is in none",
+        ),
+        (
+            (ASYNC, PROGRAMS, STICKY, "experience.selection.order={type: oldest_first}"),
+            "rollout.programs.forced_restore_s",
+            "may never restore",
+        ),
+    ],
+)
+def test_tail_rules_that_cannot_work_are_refused(overrides: tuple[str, ...], key: str, words: str) -> None:
+    (found,) = faults(*overrides)
+    assert found.key == key and words in found.what and found.nearest
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (PARTIAL,),
+        (*TOGETHER, PARTIAL),
+        ("rollout.redundant_members=2",),
+        ("rollout.turn_order={type: group_length}", "rollout.concurrency={type: fixed, max_concurrent: 64}"),
+    ],
+)
+def test_tail_rules_that_work_pass(overrides: tuple[str, ...]) -> None:
+    assert faults(*overrides) == []
+
+
 @pytest.mark.parametrize(
     ("concurrency", "key"),
     [

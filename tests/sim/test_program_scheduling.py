@@ -69,7 +69,7 @@ def test_ap_10_request_level_reuse_collapses_where_contexts_exceed_memory_and_pr
 def test_ap_10_throughput_falls_past_the_thrash_point_and_programs_keep_it() -> None:
     rate = {n: [figures(pressed(n, p)).turns_per_min for p in (False, True)] for n in (6, 24, 48)}
     assert rate[48][0] < rate[24][0], "more programs, fewer calls a minute"
-    assert rate[48][1] > 1.6 * rate[48][0] and rate[48][1] >= 0.95 * rate[24][1]
+    assert rate[48][1] > 1.6 * rate[48][0] and rate[48][1] >= 0.9 * rate[24][1]
 
 
 def test_ap_10_thrashing_is_visible_in_the_figures() -> None:
@@ -88,6 +88,13 @@ def test_ap_09_pauses_are_reported_and_the_parts_of_a_programs_time_still_sum_up
     assert time.held > 0
     parts = {f: getattr(time, f) for f in time.__struct_fields__ if f != "total"}
     assert min(parts.values()) >= -1e-9 and sum(parts.values()) == pytest.approx(time.total)
+
+
+def test_a_call_that_was_taken_back_and_went_on_is_one_call() -> None:
+    """24 programs of ten calls, whatever was taken back meanwhile."""
+    r = pressed(24, True)
+    assert any(e.finish_reason == "abort" for _, e in r.of(said.TurnFinished))
+    assert figures(r).turns == 240
 
 
 def test_ap_04_the_rule_reads_programs_and_not_requests() -> None:
@@ -115,7 +122,8 @@ def test_ap_12_what_is_paused_is_computed_again_and_its_history_is_whole() -> No
         if isinstance(x, do.RestoreProgram):
             back.add(x.trajectory)
         elif isinstance(x, said.TurnFinished) and x.turn:
-            assert x.prompt_tokens == 1000 + x.turn * (40 + 160), "whole history, paused or not"
+            whole = x.prompt_tokens + x.output_tokens == 1000 + x.turn * (40 + 160) + 40
+            assert whole or x.finish_reason == "abort", "whole history, paused or not"
             again[x.trajectory in back].append(x.recomputed_tokens / x.prompt_tokens)
             back.discard(x.trajectory)
     first, others = (sum(shares) / len(shares) for shares in (again[True], again[False]))
@@ -142,3 +150,35 @@ def test_ap_11_preparing_ahead_hides_the_environments_behind_the_wait() -> None:
         r.checked()
         ends[ahead] = max(e.t for _, e in r.of(said.TurnFinished))
     assert ends[0] - ends[8] >= 2 * 10.0
+
+
+def test_ap_06_a_full_tool_queue_refuses_and_the_program_is_reclaimed() -> None:
+    """One slot, one place to wait: of four calls at once two are refused; their programs fail, everything goes."""
+    r = linear_run(
+        algorithm={"n_samples_per_prompt": 4, "rollout_batch_size": 1},
+        placement=split(1, 1),
+        workload__turns=fixed(2),
+        workload__tool_time={"type": "fixed", "seconds": 3.0},
+        workload__tools={"slots": 1, "max_queued": 1, "environment_prepare": {"type": "fixed", "seconds": 1.0}},
+        run__num_rollout=1,
+    )
+    r.checked()
+    refused = {e.trajectory for _, e in r.of(said.ToolFinished) if e.fault == "queue"}
+    ends = {i: (a.outcome, a.reason) for _, a in r.of(do.Retire) for i in a.trajectories}
+    assert len(refused) == 2 and {ends[i] for i in refused} == {("failed", "tool_refused")}
+    assert figures(r).tool_faults == {"queue": 2}
+    assert not r.backend.services.environments._environments
+
+
+@pytest.mark.parametrize(("parallel", "published"), [(24, 29.9), (48, 32.8), (72, 38.4), (96, 47.2)])
+def test_environment_preparation_grows_with_parallelism_as_published(parallel: int, published: float) -> None:
+    """ThunderAgent's four points from two numbers: the last of n preparations that start at once takes
+    29 (1 + (n / 122)^2) seconds."""
+    r = linear_run(
+        algorithm={"n_samples_per_prompt": parallel, "rollout_batch_size": 1},
+        placement=split(1, 1),
+        workload__tools={"environment_prepare": {"type": "fixed", "seconds": 29.0}, "prepare_slows_at": 122},
+        run__num_rollout=1,
+    )
+    last = max(t for t, _ in r.of(said.EnvironmentReady))
+    assert last == pytest.approx(published, rel=0.03)

@@ -77,7 +77,7 @@ class Watch:
 
     def _heard_TaskArrived(self, e: said.TaskArrived) -> None:
         if e.group >= 0:
-            self.populated += e.members or self.scenario.algorithm.n_samples_per_prompt
+            self.populated += e.members or self.scenario.members_started
 
     def _did_StartTurn(self, a: do.StartTurn) -> None:
         assert a.trajectory not in self.live, "at most one live generation per request id"

@@ -23,6 +23,7 @@ ADMISSIONS: tuple[dict[str, Any], ...] = (
     {"type": "fully_async", "async_max_concurrent_groups": 2, "submission_granularity": "sample"},
     {"type": "over_sampling", "over_sampling_ratio": 1.5},
     {"type": "over_sampling", "over_sampling_ratio": 1.5, "long_rounds": False},
+    {"type": "over_sampling", "over_sampling_ratio": 2.0, "long_rounds": False, "partial_rollout": True},
 )
 PLACEMENTS: tuple[dict[str, Any], ...] = (
     {},
@@ -57,11 +58,17 @@ def random_scenario(r: random.Random) -> Scenario:
     shared = changes.get("placement", {}).get("mode") == "colocated"
     admission = r.choice([a for a in ADMISSIONS if not shared or a["type"] in ("sync", "over_sampling")])
     advantage = r.choice(("group", "group", "critic", "distillation", "group_with_distillation"))
+    if admission.get("partial_rollout") and not advantage.startswith("group"):
+        advantage = "group"
     order = r.choice(("fifo", "freshest_first", "oldest_first", "windowed_fifo"))
+    if admission.get("partial_rollout") and order == "oldest_first":
+        order = "fifo"
     bound = r.choice((None, None, 0, 1, 2))
     action = "drop" if bound is None else r.choice(("drop", "retry", "wait", "mask", "correct", "none"))
+    if action == "wait" and admission.get("partial_rollout"):
+        action = "correct"
     if action == "wait":
-        bound, order = max(bound, 1), "oldest_first" if order == "freshest_first" else order
+        bound, order = max(bound, 1), "fifo" if order == "freshest_first" else order
     events = {"drop": ("completion", "publication"), "wait": (), "none": ()}
     events["retry"] = events["drop"]
     event = r.choice(("dequeue", "dequeue", *events.get(action, ("completion",))))
@@ -104,7 +111,12 @@ def random_scenario(r: random.Random) -> Scenario:
     )
     if r.random() < 0.4:
         changes["rollout__routing"] = {"type": "session_affinity"}
-        changes["rollout__programs"] = {"type": "thunder_agent", "tick_s": 3.0} | r.choice(PROGRAMS)
+        forced = {"forced_restore_s": 12.0} if order == "oldest_first" else {}
+        changes["rollout__programs"] = {"type": "thunder_agent", "tick_s": 3.0} | r.choice(PROGRAMS) | forced
+    if advantage.startswith("group") and r.random() < 0.3:
+        changes["rollout__redundant_members"] = 1
+    if r.random() < 0.3:
+        changes["rollout__turn_order"] = {"type": "group_length"}
     return scenario(**changes)
 
 

@@ -15,6 +15,9 @@ from testbed.core import events as said
 from testbed.core.core import Core
 from testbed.scenario import Scenario
 
+KEPT = 7
+"""Tokens of a turn that was taken back and keeps them."""
+
 
 class Scripted:
     """`seconds` by name: train, prepare, pause, resume, switch, signal, tool, environment."""
@@ -209,7 +212,19 @@ class Scripted:
             self.at(self.now, lambda t: said.TurnFailed(t, a.trajectory, a.turn, a.engine, reason, 7))
 
     def _on_AbortTurn(self, a: do.AbortTurn) -> None:
-        self._fail_turn(a.trajectory, "aborted")
+        live = self._live.get(a.trajectory)
+        if not a.keep or live is None or self.now == live[1]:
+            self._fail_turn(a.trajectory, "aborted")
+            return
+        del self._live[a.trajectory]
+        spans = ((self._spans.pop(a.trajectory)[0][0], 0, KEPT),)
+        began = live[1]
+        self.at(
+            self.now,
+            lambda t: said.TurnFinished(
+                t, a.trajectory, a.turn, a.engine, 100, KEPT, spans, 0, began, began, "abort", continues=True
+            ),
+        )
 
     def _on_RunTool(self, a: do.RunTool) -> None:
         self.at(self.now + self.seconds["tool"], lambda t: said.ToolFinished(t, a.trajectory, 20, self.tool_fails(a)))

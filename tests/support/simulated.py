@@ -70,7 +70,7 @@ class Run:
         self.present: list[int] = []
         """Groups (or trajectories) in the buffer after each record, ready or not."""
         self.backend = SimulatedBackend(config, HERE, (), tuple(faults))
-        self._metrics = RunMetrics(config, self.backend.core.layout)
+        self._metrics = RunMetrics(config, self.backend.core.layout, self.backend.store.planned)
         self.backend.use([self._note, self._metrics.observe])
         self.finish_reason = ""
 

@@ -126,9 +126,18 @@ class Context:
         if w.type != "lengths":
             return 0, w.max_response_length
         p = w.prompt
-        prompt = (
-            p.tokens if p.type == "fixed" else p.high if p.type == "uniform" else 0 if p.type == "trace" else p.mean
-        )
+        prompt: float
+        match p.type:
+            case "fixed":
+                prompt = p.tokens
+            case "uniform":
+                prompt = p.high
+            case "quantiles":
+                prompt = p.points[-1][1]
+            case "trace":
+                prompt = 0
+            case _:
+                prompt = p.mean
         return w.shared_prefix_tokens + int(prompt), w.max_response_length
 
     # --- what works instead ------------------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterator
 
 from testbed.scenario.errors import Fault
-from testbed.scenario.experience import FreshestFirst, InsertWhenReady
+from testbed.scenario.experience import FreshestFirst, InsertWhenReady, OldestFirst
 from testbed.scenario.placement import Colocated, Disaggregated
 from testbed.scenario.programs import ThunderAgent
 from testbed.scenario.rollout import (
     AimdConcurrency,
     FixedConcurrency,
     FullyAsync,
+    GroupLength,
     OverSampling,
     PerEngineConcurrency,
+    Unlimited,
 )
 from testbed.scenario.routing import SessionAffinity
 from testbed.scenario.rules.context import Context
@@ -110,6 +112,63 @@ def programs_have_a_place(c: Context) -> Iterator[Fault]:
     if isinstance(p, Disaggregated) and p.pd_disaggregation is not None:
         what = "`thunder_agent` counts the KV of a program in one engine; prefill and decode engines both hold it"
         yield Fault("rollout.programs.type", what, "placement.pd_disaggregation: null")
+
+
+def every_program_comes_back(c: Context) -> Iterator[Fault]:
+    """Shortest first lets a long program wait for as long as shorter ones come; a batch in turn waits for it."""
+    p, order = c.scenario.rollout.programs, c.scenario.experience.selection.order
+    if not isinstance(p, ThunderAgent) or not isinstance(order, OldestFirst) or c.synchronous:
+        return
+    if p.restore_order == "shortest_first" and p.forced_restore_s is None:
+        what = (
+            "`oldest_first` waits for the oldest program, which `shortest_first` may never restore while new ones come"
+        )
+        key = "rollout.programs.forced_restore_s"
+        yield Fault(key, what, f"{key}: 1800, or experience.selection.order: {{type: fifo}}")
+
+
+def redundant_members_are_compared(c: Context) -> Iterator[Fault]:
+    """A member is worth nothing without the others only where they are compared."""
+    a, extra = c.scenario.algorithm, c.scenario.rollout.redundant_members
+    if extra and not a.group_ready_together:
+        what = f"advantage `{a.advantage}` trains members singly: {extra} more of them would simply be more"
+        key = "rollout.redundant_members"
+        yield Fault(key, what, f"{key}: 0, or algorithm.n_samples_per_prompt: {a.n_samples_per_prompt + extra}")
+
+
+def order_needs_a_line(c: Context) -> Iterator[Fault]:
+    """Turns that all run at once have no order."""
+    r = c.scenario.rollout
+    if isinstance(r.turn_order, GroupLength) and isinstance(r.concurrency, Unlimited):
+        what = "`unlimited` concurrency sends every turn at once, and no order is left to choose"
+        near = f"rollout.concurrency: {{type: per_engine, max_concurrent_per_engine: {r.engine.max_running_requests}}}"
+        yield Fault("rollout.turn_order.type", what, near, see="rollout.concurrency.type")
+
+
+def taken_back_from_one_engine(c: Context) -> Iterator[Fault]:
+    """A prompt that waits for a decode engine is in none."""
+    a, p = c.scenario.rollout.admission, c.scenario.placement
+    if isinstance(a, OverSampling) and a.partial_rollout and isinstance(p, Disaggregated) and p.pd_disaggregation:
+        what = "partial rollout takes calls back from the engine that they are in; a prompt between two is in none"
+        yield Fault("rollout.admission.partial_rollout", what, "placement.pd_disaggregation: null")
+
+
+def what_is_set_aside_is_not_waited_for(c: Context) -> Iterator[Fault]:
+    """A round that is over waits for no group; a batch in the order of submission does, and so does a publication."""
+    a, e = c.scenario.rollout.admission, c.scenario.experience
+    if not isinstance(a, OverSampling) or not a.partial_rollout:
+        return
+    if not c.scenario.algorithm.group_ready_together:
+        what = "deadlock: batches take members singly, also of groups that a round sets aside, and then lack them"
+        near = "rollout.admission.partial_rollout: false, or algorithm.advantage: group"
+        yield Fault("rollout.admission.partial_rollout", what, near)
+    aside = "the oldest group, which partial rollout sets aside until the next batch"
+    if isinstance(e.selection.order, OldestFirst):
+        what = f"deadlock: `oldest_first` waits for {aside}"
+        yield Fault("experience.selection.order.type", what, "experience.selection.order: {type: fifo}")
+    if e.staleness.action == "wait":
+        what = f"deadlock: `wait` holds the publication for {aside}"
+        yield Fault("experience.staleness.action", what, "experience.staleness.action: correct")
 
 
 def concurrency_lets_a_group_run(c: Context) -> Iterator[Fault]:

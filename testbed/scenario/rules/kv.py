@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from testbed.scenario.errors import Fault
 from testbed.scenario.placement import Disaggregated, PdDisaggregation
-from testbed.scenario.rollout import PerEngineConcurrency
+from testbed.scenario.rollout import PerEngineConcurrency, StaticBatch
 from testbed.scenario.routing import FOLLOWS_PREFIXES, Mooncake
 from testbed.scenario.rules.context import Context
 from testbed.scenario.weights import Waves
@@ -86,7 +86,7 @@ def split_updates_at_once(c: Context) -> Iterator[Fault]:
 
 def split_has_no_limit_per_engine(c: Context) -> Iterator[Fault]:
     """A hand-over is never refused, so a limit per engine would hold for half of them."""
-    if _split(c) is not None and isinstance(c.scenario.rollout.concurrency, PerEngineConcurrency):
+    if _split(c) is not None and isinstance(c.scenario.rollout.concurrency, PerEngineConcurrency | StaticBatch):
         what = "a limit per engine would hold for prefill engines alone: computed prompts are always handed over"
         yield Fault("rollout.concurrency.type", what, "rollout.concurrency: {type: fixed, max_concurrent: 256}")
 

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from testbed.scenario import fields
-from testbed.scenario.environment import CalculatorTasks, Environment, MixtureTasks, PrefixTasks, kinds_of
+from testbed.scenario.environment import (
+    CalculatorTasks,
+    Environment,
+    MixtureTasks,
+    PrefixTasks,
+    WorkspaceTasks,
+    kinds_of,
+)
 from testbed.scenario.errors import Fault
 from testbed.scenario.rules.context import Context
 from testbed.scenario.workload import LengthsWorkload
@@ -114,12 +121,17 @@ def _environment(c: Context) -> Environment | None:
     return w.environment if isinstance(w, LengthsWorkload) else None
 
 
+def _calls(part: CalculatorTasks | WorkspaceTasks) -> int:
+    """Of a tool, in a demonstration with turns enough."""
+    return part.operations if isinstance(part, CalculatorTasks) else 1
+
+
 def _turns(tasks: PrefixTasks, kind: str | None) -> list[int]:
     """Turns of a demonstration of each part (of the part `kind`)."""
     inner = tasks.environment
     parts = {p.name: p.environment for p in inner.tasks} if isinstance(inner, MixtureTasks) else {inner.type: inner}
     return [
-        min(part.operations, part.max_turns - 1) + 1 if isinstance(part, CalculatorTasks) else 1
+        min(_calls(part), part.max_turns - 1) + 1 if isinstance(part, CalculatorTasks | WorkspaceTasks) else 1
         for name, part in parts.items()
         if kind in (None, name)
     ]

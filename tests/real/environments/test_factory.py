@@ -7,11 +7,17 @@ from pydantic import BaseModel
 
 from real.environments import environment
 from real.models.tokenizer import CharTokenizer
-from testbed.scenario.environment import ArithmeticTasks, CalculatorTasks, Gsm8kTasks, ReasoningGymTasks
+from testbed.scenario.environment import ArithmeticTasks, CalculatorTasks, Gsm8kTasks, ReasoningGymTasks, WorkspaceTasks
 
 pytestmark = pytest.mark.backend("CORE")
 
-SECTIONS = [ArithmeticTasks(), CalculatorTasks(), Gsm8kTasks(), ReasoningGymTasks(dataset="chain_sum")]
+SECTIONS = [
+    ArithmeticTasks(),
+    CalculatorTasks(),
+    Gsm8kTasks(),
+    ReasoningGymTasks(dataset="chain_sum"),
+    WorkspaceTasks(),
+]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s.type)
