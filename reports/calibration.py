@@ -44,9 +44,9 @@ UPDATE_PARTS = ("prepare_s", "pause_s", "copy_s", "requantize_s", "resume_s")
 LIMITS = (
     "Residuals are relative. Intervals assume independent errors of equal relative size; they hold for these "
     "experiments, not for a busier machine.",
-    "The profile is of one model and of so many engines side by side, on a machine that does nothing else: a trainer "
-    "that shares their cores makes them slower than it says.",
-    "Weight updates and phase switches are medians; what further bytes take is known where models of several sizes "
+    "The profile is of one model and of so many engines side by side, on a machine that does nothing else. What a trainer "
+    "at work costs them is in it where engine and trainer were measured side by side.",
+    "Weight updates are means, phase switches medians; what further bytes take is known where models of several sizes "
     "were measured.",
     "SGLang's mixed steps (`enable_mixed_chunk`) are not measured: no scenario turns them on.",
 )
@@ -114,6 +114,13 @@ def facts(profile: Profile) -> dict[str, str]:
         )
     if profile.start_s is not None:
         found["start"] = f"{numbers.seconds(profile.start_s)} from nothing to a deployment that is ready"
+    if profile.beside is not None:
+        b = profile.beside
+        longer = [numbers.percent(x - 1) for x in (b.decode, b.prefill, b.train)]
+        found["side by side"] = (
+            f"beside a working trainer decode steps take {longer[0]} longer and prefill batches {longer[1]}, beside a "
+            f"working engine optimizer updates {longer[2]}"
+        )
     if profile.switch is not None:
         s = profile.switch
         found["phase switch"] = f"to train {numbers.seconds(s.train_s)}, to generate {numbers.seconds(s.generate_s)}"
@@ -151,7 +158,7 @@ def markdown(profile: Profile, name: str, command: str) -> str:
     for fit, q in profile.quality.items():
         lines += [f"## {TITLES[fit]}", "", words(q), "", *table(HEAD, rows(q)), ""]
     if profile.updates:
-        lines += ["## Weight updates, medians", "", *table(UPDATE_HEAD, update_rows(profile)), ""]
+        lines += ["## Weight updates, means", "", *table(UPDATE_HEAD, update_rows(profile)), ""]
     lines += ["## What it is of", "", *(f"- {k}: {v}" for k, v in facts(profile).items()), ""]
     lines += ["## Limits of this result", "", *(f"- {s}" for s in LIMITS), ""]
     lines += ["## Reproduce", "", "```", command, "```", ""]

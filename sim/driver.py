@@ -22,6 +22,7 @@ from sim.experience_store import ExperienceStore
 from sim.fleet import Fleet
 from sim.kv_transfer import KvTransfers
 from sim.services import Services
+from sim.shared_machine import shared_machine
 from sim.trainer import TrainerModel
 from sim.weight_calibrated import weight_paths
 from sim.weight_steps import WeightSteps
@@ -82,6 +83,9 @@ class SimulatedBackend:
         trainer = TrainerModel(scenario, layout, model, gpu, base_dir=base_dir)
         self.services = Services(
             scenario, self.clock, self.store, self.workload, trainer, self.tell, self.fleet.report_each
+        )
+        self.fleet.machine = self.services.machine = shared_machine(
+            scenario, self.clock, self.costs, self.fleet.use_costs
         )
         self.weights = WeightSteps(scenario, layout, self.clock, self.fleet, self.paths, self.tell)
         self._pending: deque[said.Event] = deque()

@@ -40,6 +40,7 @@ __all__ = [
 _SUBMIT: Final = 0
 _ABORT: Final = 1
 _PAUSE: Final = 2
+_COSTS: Final = 3
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 
@@ -237,6 +238,14 @@ class EngineModel(Scheduler):
         if not self.closed:
             self._let_in(now)
 
+    def use_costs(self, now: float, costs: CostModel) -> None:
+        """Another source of step times, from the next iteration on (the machine is shared with something that begins or
+        ends)."""
+        if self.paused or self.released or self.wake_at == inf:
+            self.costs = costs
+        else:
+            self._control(now, _COSTS, costs)
+
     # --- what can be read ---------------------------------------------------------------------------------------------
 
     @property
@@ -247,7 +256,7 @@ class EngineModel(Scheduler):
     @property
     def waiting(self) -> int:
         """Requests that do not, wherever they wait."""
-        return len(self.queue) + len(self.inbox) + len(self.held)
+        return len(self.queue) + len([kind for _, kind, _ in self.inbox if kind == _SUBMIT]) + len(self.held)
 
     @property
     def kv_total(self) -> int:
@@ -516,6 +525,8 @@ class EngineModel(Scheduler):
             elif kind == _ABORT:
                 if self.abort_request(payload):
                     self._say(payload, self.t)
+            elif kind == _COSTS:
+                self.costs = payload
             else:
                 self._pause(payload)
 

@@ -16,6 +16,7 @@ from sim.engine import Aborted, EngineModel, EngineModelOptions, Finished, Pause
 from sim.experience_store import ExperienceStore
 from sim.kv_transfer import KvTransfers
 from sim.prefill_decode import Prefilled, decode_part, prefill_part, prefilled, whole_turn
+from sim.shared_machine import SharedMachine
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.events import TurnFinished
@@ -74,6 +75,8 @@ class Fleet:
         self._scenario = scenario
         self._options = options
         self._transfers = transfers
+        self.machine: SharedMachine | None = None
+        """That engines and trainer share, if they slow each other down."""
         self._prefill_engines = layout.prefill_engines
         self._prefilled: dict[int, Prefilled] = {}
         """Request id -> its computed prompt, from then on until the turn ends."""
@@ -90,7 +93,7 @@ class Fleet:
         self._keeps_kv = scenario.weights.transition.kv == "keep"
         self._salt = scenario.weights.transition.kv == "salt_by_version"
         self._max_new = scenario.workload.max_response_length
-        self._ignore_eos = scenario.rollout.ignore_eos
+        self._ignore_eos = scenario.rollout.ignore_eos or scenario.simulation.forced_lengths  # as a real run asks
         self._forced = scenario.simulation.forced_lengths
         self._overlap = not scenario.rollout.engine.disable_overlap_schedule
         self._forming = False
@@ -105,9 +108,18 @@ class Fleet:
     def _new_model(self) -> EngineModel:
         return EngineModel(self._options, self.costs, self._scenario.simulation.mode)
 
+    def use_costs(self, costs: CostModel) -> None:
+        """Every engine, and those that join, take their steps from these."""
+        self.costs = costs
+        for slot in self.slots:
+            slot.model.use_costs(self.message_t(), costs)
+            self.schedule(slot)
+
     def schedule(self, slot: EngineSlot) -> None:
         model = slot.model
         wake = model.wake_at
+        if self.machine is not None:
+            self.machine.engine_works(slot.index, wake != inf)
         if wake != slot.scheduled:
             slot.scheduled = slot.fires = wake
             if wake != inf:
@@ -133,7 +145,7 @@ class Fleet:
         self.wake_ups += 1
         for notice in model.advance(now):
             self.notice(slot, notice)
-        if model.wake_at != inf:
+        if model.wake_at != inf or self.machine is not None:
             self.schedule(slot)
 
     def _form(self, slot: EngineSlot) -> None:
@@ -400,6 +412,7 @@ class Fleet:
         for rid in [rid for rid, source in self._sources.items() if source == index]:
             self._source_lost(rid)
         slot.scheduled = slot.fires = inf
+        self.schedule(slot)
         if slot.released:
             slot.model.release_memory(self._agenda.now)
 

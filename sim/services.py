@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from sim.clock import ARRIVE, COMPLETE, Clock
 from sim.experience_store import ExperienceStore
+from sim.shared_machine import SharedMachine
 from sim.tools import Environments, Station
 from sim.trainer import TrainerModel
 from testbed.core import actions as do
@@ -49,6 +50,8 @@ class Services:
             scenario.rollout.admission.type == "over_sampling"
         )
         self._arrivals: Iterator[tuple[float, Task]] | None = None
+        self.machine: SharedMachine | None = None
+        """That engines and trainer share, if they slow each other down."""
         self.completed = 0
         """Tool calls, signal jobs and optimizer updates that are done."""
 
@@ -127,8 +130,11 @@ class Services:
     def compute_signals(self, a: do.ComputeSignals) -> None:
         if a.pool >= 0:
             lengths = [self.store.conversation(t).prompt_tokens for t in a.trajectories]
-            end = self._agenda.now + self.trainer.forward_seconds(lengths)
-            self.clock.at(end, COMPLETE, self._signals_done, a)
+            seconds = self.trainer.forward_seconds(lengths)
+            if self.machine is None:
+                self.clock.at(self._agenda.now + seconds, COMPLETE, self._signals_done, a)
+            else:
+                self.machine.work(seconds, self._signals_done, a)
         elif a.signal == "reward":
             for t in a.trajectories:
                 plan = self.store.conversation(t).plan
@@ -153,10 +159,22 @@ class Services:
 
     def train(self, a: do.Train) -> None:
         lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in a.experiences]
+        each = self.trainer.update_seconds(lengths, a.updates)
+        if self.machine is not None:
+            self.machine.work(each[0], self._go_on, (a.batch, 0, each))
+            return
         end = self._agenda.now
-        for update, seconds in enumerate(self.trainer.update_seconds(lengths, a.updates)):
+        for update, seconds in enumerate(each):
             end += seconds
             self.clock.at(end, COMPLETE, self._step_finished, (a.batch, update, update + 1 == a.updates))
+
+    def _go_on(self, arg: tuple[int, int, list[float]]) -> None:
+        """An update is done, on a shared machine: the next one begins."""
+        batch, update, each = arg
+        following = update + 1
+        if self.machine is not None and following < len(each):
+            self.machine.work(each[following], self._go_on, (batch, following, each))
+        self._step_finished((batch, update, following == len(each)))
 
     def _step_finished(self, arg: tuple[int, int, bool]) -> None:
         batch, update, last = arg

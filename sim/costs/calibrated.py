@@ -11,10 +11,11 @@ from math import inf
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from sim.costs.errors import CostModelError
 from sim.costs.segments import Row, SegmentCosts, row_through
-from testbed.calibration.profile import Profile, other
+from testbed.calibration.profile import BesideFit, DecodeFit, PrefillFit, Profile, other
 
 
 def read_profile(path: Path) -> Profile:
@@ -40,13 +41,30 @@ def refuse_other(
         raise CostModelError(message, "make one with `testbed calibrate`")
 
 
+def slowed(profile: Profile, by: BesideFit) -> Profile:
+    """The profile of an engine that works beside a trainer. A `padded` prefill stays one."""
+    d, p = profile.decode, profile.prefill
+    return structs.replace(
+        profile,
+        decode=DecodeFit(*(by.decode * s for s in structs.astuple(d))),
+        prefill=PrefillFit(*(by.prefill * s for s in structs.astuple(p)[:-1]), padded=p.padded),
+        beside=None,
+    )
+
+
 class CalibratedCostModel(SegmentCosts):
-    """Raises `CostModelError` for coefficients that make a decode step free or a time negative."""
+    """Raises `CostModelError` for coefficients that make a decode step free or a time negative.
+
+    `beside`, if it was measured: step times of an engine beside a working trainer, and how much longer a trainer takes
+    beside a working engine."""
 
     kind = "calibrated"
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
+        self.beside: tuple[CalibratedCostModel, float] | None = None
+        if profile.beside is not None:
+            self.beside = CalibratedCostModel(slowed(profile, profile.beside)), profile.beside.train
         d, p = profile.decode, profile.prefill
         fitted = (*msgspec.structs.astuple(d), *msgspec.structs.astuple(p))
         if min(fitted) < 0 or d.base_s + d.per_sequence_s + d.per_context_token_s <= 0:
@@ -57,6 +75,16 @@ class CalibratedCostModel(SegmentCosts):
         self.padded_attention = p.padded
         if profile.arrival is not None:
             self.arrival_base_s, self.arrival_per_request_s = profile.arrival.base_s, profile.arrival.per_request_s
+
+    @property
+    def outside_share(self) -> dict[str, float]:
+        if self.beside is None:
+            return super().outside_share
+        b = self.beside[0]
+        return {
+            "decode": (self._decode_outside + b._decode_outside) / max(self._decode_asked + b._decode_asked, 1),
+            "prefill": (self._prefill_outside + b._prefill_outside) / max(self._prefill_asked + b._prefill_asked, 1),
+        }
 
     def _row(self, batch: int) -> Row:
         d, r = self._profile.decode, self._profile.ranges

@@ -102,6 +102,30 @@ class ControlPoint(Struct, frozen=True):
 CONTROL_PROMPT = 8
 
 
+class BesidePoint(Struct, frozen=True):
+    """The same work alone, and while the other of engine and trainer works. `what`: decode, prefill or train."""
+
+    what: str
+    alone_s: float
+    beside_s: float
+
+
+class Beside(Struct, frozen=True):
+    """One round: experiments to repeat beside a working trainer, and what an engine generates beside one."""
+
+    experiments: tuple[Experiment, ...]
+    generating: Control
+
+
+def beside(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> list[Beside]:
+    """Few and many requests, short and long."""
+    cold = [e for e in design(max_requests, max_tokens, max_context, 1) if e.held and not e.cached]
+    most = max(e.requests for e in cold)
+    chosen = tuple(e for e in cold if e.requests in (max(most // 4, 1), most) and e.prompt in (8, 128))
+    generating = next(c for c in controls(max_requests, max_tokens, max_context, 1) if c.running)
+    return [Beside(chosen, generating)] * repeats
+
+
 def controls(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> Iterator[Control]:
     """Every mode, idle and with a batch as large as the engine takes."""
     modes: tuple[Literal["abort", "retract", "in_place"], ...] = ("abort", "retract", "in_place")
@@ -112,15 +136,19 @@ def controls(max_requests: int, max_tokens: int, max_context: int, repeats: int)
             yield Control(mode, max_requests, outputs)
 
 
-BATCHES = 4
-"""Of a short run; the first is warm-up."""
 SIZES = ((2, 8), (8, 8), (8, 32), (4, 56), (2, 128), (8, 64))
 """(groups, reply tokens) of the short runs that a trainer is fitted to."""
+SIZED_BATCHES = 4
+"""Batches of each of them; the first is warm-up."""
 UPDATES_ONLY = ((2, 8),)
 """Of those that are made for weight updates and phase switches."""
+UPDATES_BATCHES = 16
+"""The time of an update has a long tail where several engines share a machine: its mean wants many."""
 
 
-def short_runs(scenario: Scenario, sizes: Sequence[tuple[int, int]] = SIZES) -> list[tuple[str, Scenario]]:
+def short_runs(
+    scenario: Scenario, sizes: Sequence[tuple[int, int]] = SIZES, batches: int = SIZED_BATCHES
+) -> list[tuple[str, Scenario]]:
     """(name, scenario): the scenario's deployment, synchronous, one update a batch, with fixed lengths; those sizes
     that a request's context and the KV pool allow."""
     engine = scenario.rollout.engine
@@ -142,8 +170,22 @@ def short_runs(scenario: Scenario, sizes: Sequence[tuple[int, int]] = SIZES) -> 
                 update={"rollout_batch_size": groups, "num_steps_per_rollout": 1}
             ),
             "rollout": scenario.rollout.model_copy(update={"admission": SyncBarrier()}),
-            "run": scenario.run.model_copy(update={"num_rollout": BATCHES, "warmup_steps": 1, "journal": "full"}),
+            "run": scenario.run.model_copy(update={"num_rollout": batches, "warmup_steps": 1, "journal": "full"}),
             "real": scenario.real.model_copy(update={"eval_tasks": None, "save_interval": None}),
         }
         runs.append((f"{groups * members}x{reply}", scenario.model_copy(update=changes)))
     return runs
+
+
+class Plan(Struct, frozen=True):
+    """What is measured on one deployment. `beside` is empty where engines and trainer take turns."""
+
+    experiments: list[Experiment]
+    controls: list[Control]
+    beside: list[Beside]
+    short_runs: list[tuple[str, Scenario]]
+
+    @property
+    def parts(self) -> int:
+        """Of which progress is said."""
+        return len(self.experiments) + len(self.controls) + len(self.beside) + len(self.short_runs)

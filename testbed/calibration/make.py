@@ -6,17 +6,18 @@ It refuses to know how things were measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from msgspec import Struct
 
-from testbed.calibration.design import OUTPUTS, ControlPoint, EnginePoint
+from testbed.calibration.design import OUTPUTS, BesidePoint, ControlPoint, EnginePoint
 from testbed.calibration.fit import Points, fit, fitted, medians, value
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
     FORMAT,
     ArrivalFit,
+    BesideFit,
     ControlTimes,
     DecodeFit,
     FitRanges,
@@ -107,6 +108,7 @@ def make_profile(
     engine: Sequence[EnginePoint],
     phases: Sequence[Phases],
     controls: Sequence[ControlPoint] = (),
+    beside: Sequence[BesidePoint] = (),
     padded: bool = False,
     **facts: Any,
 ) -> Profile:
@@ -137,6 +139,7 @@ def make_profile(
         ),
         updates=_updates(phases),
         switch=_switch(phases),
+        beside=_beside(beside),
         controls=_controls(controls),
         quality=quality,
         **facts,
@@ -160,7 +163,8 @@ SIZED = {"prepare_s": "prepare_per_byte_s", "copy_s": "copy_per_byte_s", "requan
 
 
 def _updates(phases: Sequence[Phases]) -> dict[str, UpdateTimes]:
-    """By path: medians of the first model's publications, slopes over those of all models."""
+    """By path: means of the first model's publications, slopes over those of all models. A step's time is a sum, in
+    which their long tail counts."""
     points: dict[str, dict[str, dict[int, list[float]]]] = {}
     engines: dict[str, int] = {}
     for run in phases:
@@ -174,7 +178,7 @@ def _updates(phases: Sequence[Phases]) -> dict[str, UpdateTimes]:
         if not {"prepare_s", "copy_s", "resume_s"} <= by_part.keys():
             continue
         size = next(iter(by_part["copy_s"]))
-        times = {part: float(median(by_part[part][size])) if part in by_part else 0.0 for part in PARTS}
+        times = {part: fmean(by_part[part][size]) if part in by_part else 0.0 for part in PARTS}
         slopes = {name: _slope(by_part.get(part, {})) for part, name in SIZED.items()}
         found[path] = UpdateTimes(**times, engines=engines[path], bytes=size, **slopes)
     return found
@@ -184,7 +188,7 @@ def _slope(by_size: dict[int, list[float]]) -> float:
     """Seconds that another byte takes; 0 where one size was measured."""
     if len(by_size) < 2:
         return 0.0
-    points: Points = [((1.0, float(size)), median(seconds)) for size, seconds in by_size.items()]
+    points: Points = [((1.0, float(size)), fmean(seconds)) for size, seconds in by_size.items()]
     return value(fit(("fixed_s", "per_byte_s"), points), "per_byte_s")
 
 
@@ -202,6 +206,17 @@ def _controls(points: Sequence[ControlPoint]) -> dict[str, ControlTimes]:
                 resume_s=median(p.resume_s for p in (*idle, *busy)),
             )
     return found
+
+
+def _beside(points: Sequence[BesidePoint]) -> BesideFit | None:
+    """Sums over sums; nothing is faster in company."""
+    ratio = {}
+    for what in ("decode", "prefill", "train"):
+        alone = sum(p.alone_s for p in points if p.what == what)
+        if not alone:
+            return None
+        ratio[what] = max(sum(p.beside_s for p in points if p.what == what) / alone, 1.0)
+    return BesideFit(**ratio)
 
 
 def _switch(phases: Sequence[Phases]) -> SwitchTimes | None:

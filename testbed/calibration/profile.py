@@ -64,7 +64,7 @@ class TrainerFit(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
 
 class UpdateTimes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Median seconds of one publication's parts by one path, of `bytes`; and what another byte adds where models of
+    """Mean seconds of one publication's parts by one path, of `bytes`; and what another byte adds where models of
     several sizes were measured."""
 
     prepare_s: float
@@ -98,6 +98,18 @@ class SwitchTimes(Struct, frozen=True, forbid_unknown_fields=True):
 
     train_s: float
     generate_s: float
+
+
+class BesideFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much longer things take on a machine that engines and a trainer share while both work: ratios to the same
+    work alone."""
+
+    decode: float
+    """A decode step while the trainer trains."""
+    prefill: float
+    """A prefill batch while the trainer trains."""
+    train: float
+    """An optimizer update while an engine generates."""
 
 
 class FitRanges(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -147,6 +159,7 @@ class Profile(Struct, frozen=True):
     updates: dict[str, UpdateTimes] = {}
     """By path."""
     switch: SwitchTimes | None = None
+    beside: BesideFit | None = None
     controls: dict[str, ControlTimes] = {}
     """By mode of pausing."""
     engines: int = 1

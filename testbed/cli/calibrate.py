@@ -76,6 +76,7 @@ def calibrate(
         measured[0].engine,
         [phases for runs in (own, *others) for phases in runs],
         measured[0].controls,
+        measured[0].beside,
         padded,
         machine=machine(),
         model=_model(first.scenario),
@@ -118,8 +119,8 @@ def _phases(journal: Path) -> Any:
 
 def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) -> list[Any]:
     """What every deployment gave, in order."""
-    from real.calibrate import calibrate as carry_out
-    from testbed.calibration.design import SIZES, UPDATES_ONLY, controls, design, short_runs
+    from real.calibration.carry_out import calibrate as carry_out
+    from testbed.calibration.design import UPDATES_BATCHES, UPDATES_ONLY, Plan, beside, controls, design, short_runs
     from testbed.commands import folders
     from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 
@@ -129,13 +130,19 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) 
         config, model_spec(config.model, first.base_dir), gpu_spec(config.cluster.gpu)
     )
     context = min(engine.context_length or slots, slots)
-    experiments = list(design(engine.max_running_requests, slots, context, repeats))
-    pauses = list(controls(engine.max_running_requests, slots, context, repeats))
-    plans = [(experiments, pauses, short_runs(config, SIZES if trainer else UPDATES_ONLY))]
-    plans += [([], [], short_runs(c.scenario, UPDATES_ONLY)) for c in chosen[1:]]
+    size = (engine.max_running_requests, slots, context, repeats)
+    plans = [
+        Plan(
+            list(design(*size)),
+            list(controls(*size)),
+            beside(*size) if trainer and config.placement.mode == "disaggregated" else [],
+            short_runs(config) if trainer else short_runs(config, UPDATES_ONLY, UPDATES_BATCHES),
+        ),
+        *(Plan([], [], [], short_runs(c.scenario, UPDATES_ONLY, UPDATES_BATCHES)) for c in chosen[1:]),
+    ]
     places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()
-    line = progress.add_task("calibrate", total=sum(len(part) for plan in plans for part in plan), detail="starting")
+    line = progress.add_task("calibrate", total=sum(plan.parts for plan in plans), detail="starting")
 
     def stage(what: str) -> None:
         progress.update(line, detail=what)
@@ -148,14 +155,14 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) 
     measured = []
     with progress:
         for c, plan, place in zip(chosen, plans, places, strict=True):
-            measured.append(asyncio.run(carry_out(c.scenario, c.base_dir, place, *plan, stage, done)))
+            measured.append(asyncio.run(carry_out(c.scenario, c.base_dir, place, plan, stage, done)))
     return measured
 
 
 def _points(measured: Any, series: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
-    parts = {"engine": measured.engine, "controls": measured.controls, "series": series}
+    parts = {"engine": measured.engine, "controls": measured.controls, "beside": measured.beside, "series": series}
     return {name: to_builtins(part) for name, part in parts.items()}
 
 
@@ -192,6 +199,10 @@ def _show(profile: Any) -> None:
         said = ", ".join(f"{part} {1000 * getattr(u, part + '_s'):.0f} ms" for part in parts)
         more = f"; copy {1e9 * u.copy_per_byte_s:.2f} ms each further MB" if u.copy_per_byte_s else ""
         say(f"weight update by {path}, {u.engines} engine{'s' * (u.engines > 1)}, {u.bytes / 1e6:.1f} MB: {said}{more}")
+    if profile.beside is not None:
+        b = profile.beside
+        engine = f"decode steps {100 * (b.decode - 1):.1f} % longer, prefill {100 * (b.prefill - 1):.1f} %"
+        say(f"engine beside a working trainer: {engine}; trainer beside a working engine: {100 * (b.train - 1):.1f} %")
     for mode, c in profile.controls.items():
         busy = f"{1000 * c.running_s:.0f} ms with {c.running} running"
         after = f"flush {1000 * c.flush_s:.0f} ms, resume {1000 * c.resume_s:.0f} ms"

@@ -10,6 +10,7 @@ import pytest
 
 from sim.costs.errors import CostModelError
 from sim.driver import SimulatedBackend
+from sim.engine import EngineModel, Request
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
     ArrivalFit,
@@ -181,3 +182,19 @@ def test_forced_lengths_leave_the_last_tokens_kv_uncomputed(folder: Path) -> Non
         cached[forced] = {e.cached_tokens for e in turns if e.turn == 1}
         assert {e.finish_reason for e in turns} == {"tool_calls", "stop"}
     assert cached == {False: {150}, True: {149}}
+
+
+def test_forced_lengths_are_asked_for_as_a_real_run_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End-of-text is ignored, and SGLang admits such requests by when they end."""
+    asked: list[bool] = []
+    submit = EngineModel.submit
+
+    def noted(self: EngineModel, now: float, request: Request) -> None:
+        asked.append(request.ignore_eos)
+        submit(self, now, request)
+
+    monkeypatch.setattr(EngineModel, "submit", noted)
+    for forced in (False, True):
+        run(folder, simulation__forced_lengths=forced)
+        assert set(asked) == {forced}
+        asked.clear()

@@ -9,9 +9,11 @@ from msgspec import structs
 
 from testbed.calibration.design import (
     OUTPUTS,
+    BesidePoint,
     ControlPoint,
     EnginePoint,
     PrefillBatch,
+    beside,
     controls,
     design,
     short_runs,
@@ -19,7 +21,7 @@ from testbed.calibration.design import (
 from testbed.calibration.fit import fit, fitted, value
 from testbed.calibration.make import CalibrationError, make_profile, series_of
 from testbed.calibration.phases import Phases, TrainPoint
-from testbed.calibration.profile import ControlTimes
+from testbed.calibration.profile import BesideFit, ControlTimes
 from testbed.packing import rows_of
 from tests.support.scenarios import scenario
 
@@ -149,7 +151,7 @@ def updates(size: int, copy_s: float) -> Phases:
 
 
 def test_weight_updates_of_two_sizes_say_what_a_byte_takes() -> None:
-    """20 ms + 1 ns a byte: 30 ms for 10 MB, 50 ms for 30 MB. The first model's medians stand, whatever comes after."""
+    """20 ms + 1 ns a byte: 30 ms for 10 MB, 50 ms for 30 MB. The first model's means stand, whatever comes after."""
     points = engine_points()
     series = series_of(points, [], 8192)
     two = make_profile(series, points, [updates(10_000_000, 0.03), updates(30_000_000, 0.05)]).updates["broadcast"]
@@ -164,6 +166,36 @@ def test_pauses_are_medians_of_idle_and_busy_engines() -> None:
     measured = [ControlPoint("retract", n, t, 0.5 * (not n), 0.25) for n, t in ((0, 1.0), (8, 3.0), (0, 2.0), (8, 5.0))]
     profile = make_profile(series_of(points, [], 8192), points, [], measured)
     assert profile.controls == {"retract": ControlTimes(1.5, 4.0, 8, 0.5, 0.25)}
+
+
+def test_work_in_company_is_a_ratio_of_sums_and_never_quicker() -> None:
+    points = engine_points()
+    series = series_of(points, [], 8192)
+    pairs = [
+        BesidePoint("decode", 1.0, 1.5),
+        BesidePoint("decode", 3.0, 3.5),
+        BesidePoint("prefill", 0.2, 0.19),
+        BesidePoint("train", 2.0, 2.5),
+    ]
+    assert make_profile(series, points, [], beside=pairs).beside == BesideFit(5 / 4, 1.0, 1.25)
+    assert make_profile(series, points, [], beside=pairs[:3]).beside is None, "no trainer was measured"
+
+
+def test_the_mean_of_an_update_has_its_long_tail() -> None:
+    """The first of a run is warm-up."""
+    points = engine_points()
+    run = updates(10_000_000, 0.03)
+    run.updates["broadcast"]["copy_s"] = [(10_000_000, s) for s in (9.0, 0.1, 0.1, 0.4)]
+    found = make_profile(series_of(points, [], 8192), points, [run]).updates["broadcast"]
+    assert found.copy_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("requests", "tokens", "context"), [(8, 8192, 512), (3, 320, 512), (4, 100_000, 24)])
+def test_what_is_done_side_by_side_is_of_the_design(requests: int, tokens: int, context: int) -> None:
+    rounds = beside(requests, tokens, context, 2)
+    cold = [e for e in design(requests, tokens, context, 1) if e.held and not e.cached]
+    assert len(rounds) == 2 and all(r.experiments and set(r.experiments) <= set(cold) for r in rounds)
+    assert all(r.generating.running == requests for r in rounds)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from real.calibrate import _batches, measure, measure_controls
+from real.calibration.beside import UPDATES, measure_beside
+from real.calibration.engine import _batches, measure, measure_controls
 from real.engines.answers import Generated
-from testbed.calibration.design import OUTPUTS, Experiment, controls
+from testbed.calibration.design import OUTPUTS, Beside, Control, Experiment, controls
 
 STEP_S, PREFILL_S = 0.01, 0.5
 
@@ -109,3 +110,57 @@ def test_controls_pause_in_every_mode_and_flush_an_idle_engine() -> None:
     assert engine.calls[:4] == ["pause abort", "flush", "resume", "abort_all"]
     assert engine.calls[4:9] == ["generate 8 32", "generate 8 32", "pause abort", "resume", "abort_all"]
     assert all((p.flush_s == 0.0) is (p.running > 0) for p in points)
+
+
+class Trainer:
+    """Counts its updates, and those that began while the engine was at work."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.updates = 0
+        self.records: list[Any] = []
+
+    def with_signals(self, signals: Any) -> Trainer:
+        return self
+
+    async def train_update(self, records: Any, batch: int, update: int, updates: int) -> None:
+        self.updates += 1
+        self.records = list(records)
+        self.engine.calls.append("update")
+        await asyncio.sleep(0.002)
+
+
+def test_side_by_side_every_experiment_is_made_alone_and_beside_updates_and_updates_beside_requests() -> None:
+    async def go() -> tuple[Engine, Trainer, Any]:
+        engine = Engine()
+        trainer = Trainer(engine)
+        plan = [Beside((Experiment(2, 32),), Control("abort", 3, 20))]
+        return engine, trainer, await measure_beside([engine], trainer, plan, 100, lambda what: None)  # type: ignore
+
+    engine, trainer, points = asyncio.run(go())
+    assert [p.what for p in points] == ["decode", "prefill", "train"]
+    decode, prefill, train = points
+    assert decode.alone_s == decode.beside_s == pytest.approx(STEP_S)
+    assert prefill.alone_s == prefill.beside_s == pytest.approx(PREFILL_S)
+    assert min(train.alone_s, train.beside_s) >= UPDATES * 0.002
+    calls = engine.calls
+    assert calls[0] == "update"  # once for what happens at the first only
+    alone, again = (i for i, c in enumerate(calls) if c == "flush" and "pause in_place" in calls[i : i + 3])
+    assert "update" not in calls[alone:again] and "update" in calls[again:]
+    generating = [i for i, c in enumerate(calls) if c == "generate 8 20"]
+    assert len(generating) >= 3 and calls[-2:] == ["abort_all", "flush"]
+    between = calls[generating[0] : -2]
+    assert between.count("update") >= UPDATES
+
+
+def test_updates_side_by_side_have_what_every_loss_needs() -> None:
+    """Groups of two with different rewards, and log-probs of the old and of the reference policy."""
+
+    async def go() -> Trainer:
+        trainer = Trainer(Engine())
+        await measure_beside([trainer.engine], trainer, [], 100, lambda what: None)  # type: ignore
+        return trainer
+
+    records = asyncio.run(go()).records
+    assert [r.reward for r in records[:2]] == [0.0, 1.0] and records[0].group == records[1].group
+    assert all(r.old_log_probs is not None and r.reference_log_probs is not None for r in records)

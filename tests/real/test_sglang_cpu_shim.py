@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,23 @@ def test_moves_read_every_slot_before_any_is_written(shim: ModuleType) -> None:
     pointers = torch.tensor([keys.data_ptr(), values.data_ptr()])
     shim.copy_all_layer_kv_cache_cpu(pointers, torch.tensor([4 * 4, 2]), target, source)
     assert torch.equal(keys, expected[0]) and torch.equal(values, expected[1])
+
+
+def test_a_paused_scheduler_waits_for_a_message(shim: ModuleType) -> None:
+    """The method that is hooked is called by the installed SGLang in every turn of a paused loop; then it sleeps."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.origin is not None
+    *folders, cls, name = shim.PAUSED.split(".")[1:]
+    tree = ast.parse((Path(spec.origin).parent.joinpath(*folders).with_suffix(".py")).read_text())
+    [scheduler] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls]
+    methods = {n.name: ast.unparse(n) for n in scheduler.body if isinstance(n, ast.FunctionDef)}
+    assert name in methods
+    for loop in ("event_loop_normal", "event_loop_overlap"):
+        called = methods[loop].index(f"self.{name}()")
+        assert methods[loop].rindex("if self._engine_paused:", 0, called) > methods[loop].index("while True:")
+    slept: list[bool] = []
+    idle = type("Scheduler", (), {"maybe_sleep_on_idle": lambda self: slept.append(True)})()
+    assert shim.sleep_while_paused(None, idle) is None and slept == [True]
 
 
 def test_other_cpu_names_can_be_imported_and_not_called(shim: ModuleType) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from real.engines.client import EngineClient
@@ -162,6 +163,30 @@ def test_a_lost_request_may_be_sent_again_under_its_id(client: EngineClient, eng
         assert len((await greedy(hasty, "lost", 3)).output_ids) == 3
         await until_flushed(client)  # nothing of the first is left
         await hasty.close()
+
+    run(scenario())
+
+
+def test_a_paused_engine_leaves_the_cores_to_others(client: EngineClient, engine: Any, run: Run) -> None:
+    """Of a second paused, with and without requests, its processes use less than half of a core; without the hook of
+    the stand-in a paused scheduler spins on a whole one."""
+
+    def used() -> float:
+        server = psutil.Process(engine.pid)
+        times = [p.cpu_times() for p in (server, *server.children(recursive=True))]
+        return sum(t.user + t.system for t in times)
+
+    async def scenario() -> None:
+        for requests in (0, 1):
+            held = [greedy(client, f"held-{i}", 400) for i in range(requests)]
+            await until_running(client, requests)
+            await client.pause("in_place")
+            before = used()
+            await asyncio.sleep(1.0)
+            spent = used() - before
+            await client.resume()
+            assert [len((await h).output_ids) for h in held] == [400] * requests
+            assert spent < 0.5
 
     run(scenario())
 

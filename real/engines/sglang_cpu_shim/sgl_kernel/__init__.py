@@ -64,15 +64,27 @@ def __getattr__(name: str) -> Callable[..., Any]:
     return missing
 
 
+PAUSED = "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine"
+"""What a paused scheduler calls in every turn of its loop."""
+
+
+def sleep_while_paused(_: None, scheduler: Any) -> None:
+    """Wait for a message, as an idle scheduler does under `--sleep-on-idle`; without it, or without that option, a
+    paused one spins on a core that the trainer wants."""
+    scheduler.maybe_sleep_on_idle()
+
+
 def sglang_plugin() -> None:
     """Entry point `sglang.srt.plugins`, called by SGLang in each of its processes.
 
     `--enable-return-routed-experts` keeps a host buffer, which by default is registered with CUDA; on the CPU it is
-    ordinary memory.
+    ordinary memory. And a paused scheduler sleeps.
     """
     from sglang.srt.mem_cache.pool_host import common
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def allocate(dims: tuple[int, ...], dtype: torch.dtype, device: str, pin_memory: bool, allocator: Any) -> Any:
         return torch.empty(dims, dtype=dtype, device=device)
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+    HookRegistry.register(PAUSED, sleep_while_paused, HookType.AFTER)

@@ -1,5 +1,4 @@
-"""Carries out a calibration: experiments on an engine that is up, whose own counters say what they took, and short
-runs whose journals say the rest.
+"""Experiments on an engine that is up, whose own counters say what they took.
 
 Prompts are random token ids. Prefill and decode seconds are the scheduler's own counters; a request's way to it is what
 they leave of the makespan. It refuses to know what is fitted to the measurements.
@@ -11,17 +10,10 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from msgspec import Struct
-
-from real.deployment import deployed
 from real.engines.answers import Generated
 from real.engines.client import EngineClient
-from real.errors import RealError
-from real.run import run_on
 from testbed.calibration.design import (
     CONTROL_PROMPT,
     OUTPUTS,
@@ -31,8 +23,6 @@ from testbed.calibration.design import (
     Experiment,
     PrefillBatch,
 )
-from testbed.run_files import JOURNAL
-from testbed.scenario import Scenario
 
 SETTLE_S = 0.05
 """From the last request sent to a paused engine until it is resumed, and from the last answer until counters are read;
@@ -53,17 +43,23 @@ async def measure(
     draw, points = random.Random(0), []
     prompts: list[list[int]] = []
     first = [FIRST_TOKEN] * 8  # what happens at the first request only
-    await asyncio.gather(*(_generate(c, "first", first, OUTPUTS) for c in clients))
+    await asyncio.gather(*(generate(c, "first", first, OUTPUTS) for c in clients))
     for number, e in enumerate(experiments):
         if not e.cached:
-            prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(e.prompt)] for _ in range(e.requests)]
-        points += await asyncio.gather(*(_measured(c, e, prompts, number) for c in clients))
+            prompts = prompts_of(draw, e, vocab_size)
+        points += await asyncio.gather(*(measured(c, e, prompts, str(number)) for c in clients))
         done(e)
     await asyncio.gather(*(c.flush() for c in clients))
     return points
 
 
-async def _measured(client: EngineClient, e: Experiment, prompts: Sequence[list[int]], number: int) -> EnginePoint:
+def prompts_of(draw: random.Random, e: Experiment, vocab_size: int) -> list[list[int]]:
+    """Random token ids."""
+    return [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(e.prompt)] for _ in range(e.requests)]
+
+
+async def measured(client: EngineClient, e: Experiment, prompts: Sequence[list[int]], name: str) -> EnginePoint:
+    """One experiment on one engine; its requests are called after `name`."""
     if not e.cached:
         await client.flush()
     before = await _counters(client)
@@ -71,7 +67,7 @@ async def _measured(client: EngineClient, e: Experiment, prompts: Sequence[list[
         await client.pause("in_place")
     sent = time.monotonic()
     outputs = OUTPUTS if e.held else 1
-    asked = [asyncio.create_task(_generate(client, f"{number}-{i}", p, outputs)) for i, p in enumerate(prompts)]
+    asked = [asyncio.create_task(generate(client, f"{name}-{i}", p, outputs)) for i, p in enumerate(prompts)]
     if e.held:
         await asyncio.sleep(SETTLE_S + PER_REQUEST_S * e.requests)
         await client.resume()
@@ -101,7 +97,7 @@ PRIVATE = (
 """Of this start of the server, or of this machine's folders: says nothing about speed."""
 
 
-async def _generate(client: EngineClient, name: str, prompt: list[int], outputs: int) -> Generated:
+async def generate(client: EngineClient, name: str, prompt: list[int], outputs: int) -> Generated:
     return await client.generate(rid=f"calibrate-{name}", input_ids=prompt, max_new_tokens=outputs, ignore_eos=True)
 
 
@@ -190,67 +186,3 @@ async def _seconds(call: Awaitable[Any]) -> float:
     started = time.monotonic()
     await call
     return time.monotonic() - started
-
-
-PADDED = ("torch_native",)
-"""Attention backends of SGLang that pad queries to the length of the keys."""
-
-
-class Calibrated(Struct):
-    """What was measured on one deployment."""
-
-    engine: list[EnginePoint]
-    controls: list[ControlPoint]
-    server: dict[str, Any]
-    max_total_num_tokens: int
-    start_s: float
-    """From nothing to a deployment that is ready."""
-    runs: list[Path]
-    """Journals of the short runs."""
-    engines: int
-    """That worked side by side."""
-
-    @property
-    def padded(self) -> bool:
-        return self.server.get("attention_backend") in PADDED
-
-    @property
-    def seen_late(self) -> bool:
-        """Whether a prefill's end is counted after the decode step that follows."""
-        return self.server.get("device") == "cpu" and not self.server.get("disable_overlap_schedule")
-
-
-async def calibrate(
-    scenario: Scenario,
-    base_dir: Path,
-    folder: Path,
-    experiments: Sequence[Experiment],
-    controls: Sequence[Control],
-    short_runs: Sequence[tuple[str, Scenario]],
-    stage: Callable[[str], None],
-    done: Callable[[str], None],
-) -> Calibrated:
-    """Bring up the scenario's deployment, carry out the experiments on its engines, then make the short runs (name,
-    scenario), each into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
-    journals, started = [], time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
-        async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:
-            start_s = time.monotonic() - started
-            clients = [engine.client for engine in deployment.engines]
-            server, slots = await server_facts(clients[0])
-            vocab_size = deployment.model.tokenizer.vocab_size
-            stage("measuring the engine")
-            points = await measure(
-                clients, experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens")
-            )
-            paused = await measure_controls(clients[0], controls, vocab_size, lambda c: done(f"pause {c.mode}"))
-            stage("measuring trainer and weight updates")
-            for name, config in short_runs:
-                await deployment.reset(config)
-                measured = await run_on(deployment, config, folder / name, name=name)
-                if measured.problem:
-                    raise RealError(f"short run {name}: {measured.problem}")
-                journals.append(folder / name / JOURNAL)
-                done(name)
-    return Calibrated(points, paused, server, slots, start_s, journals, len(clients))

@@ -1,0 +1,145 @@
+"""Measures how much engines and trainer slow each other down: the same work alone, then while the other one works.
+
+Alone and beside are measured in turn, so that a drift of the machine is in both. It refuses to know what is made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from real.calibration.engine import FIRST_TOKEN, GENERATING_S, generate, measured, prompts_of
+from real.engines.client import EngineClient
+from real.records import Record
+from real.trainer.options import SignalOptions
+from real.trainer.trainer import Trainer
+from testbed.calibration.design import CONTROL_PROMPT, Beside, BesidePoint, Control, EnginePoint, Experiment
+
+RECORDS, PROMPT, RESPONSE = 16, 8, 24
+"""Of an update that is repeated."""
+UPDATES = 4
+"""In a row."""
+
+
+async def measure_beside(
+    clients: Sequence[EngineClient],
+    trainer: Trainer,
+    plan: Sequence[Beside],
+    vocab_size: int,
+    done: Callable[[str], None],
+) -> list[BesidePoint]:
+    """`done` after each part of the plan. Raises `real.errors.RealError`. The trainer's weights are others
+    afterwards."""
+    draw, points = random.Random(2), []
+    work = _Updates(trainer, vocab_size)
+    await work.one()  # what happens at the first update only
+    for repeat, part in enumerate(plan):
+        for number, e in enumerate(part.experiments):
+            prompts = prompts_of(draw, e, vocab_size)
+            name = f"beside-{repeat}-{number}"
+            alone = await asyncio.gather(*(measured(c, e, prompts, f"{name}-alone") for c in clients))
+            async with work.kept_up():
+                beside = await asyncio.gather(*(measured(c, e, prompts, f"{name}-trained") for c in clients))
+            for a, b in zip(alone, beside, strict=True):
+                points += _engine_points(a, b)
+        alone_s = await work.row()
+        async with _generating(clients, part.generating, draw, vocab_size, f"beside-{repeat}"):
+            await asyncio.sleep(GENERATING_S)
+            points.append(BesidePoint("train", alone_s, await work.row()))
+        done(f"side by side {repeat + 1}")
+    await asyncio.gather(*(c.flush() for c in clients))
+    return points
+
+
+def _engine_points(alone: EnginePoint, beside: EnginePoint) -> list[BesidePoint]:
+    """Decode steps, and the prefill batches if both times the same requests were computed together."""
+    points = []
+    if alone.decode_steps and beside.decode_steps:
+        points.append(BesidePoint("decode", alone.decode_s / alone.decode_steps, beside.decode_s / beside.decode_steps))
+    if [b.requests for b in alone.batches] == [b.requests for b in beside.batches]:
+        points.append(BesidePoint("prefill", alone.prefill_s, beside.prefill_s))
+    return points
+
+
+class _Updates:
+    """Optimizer updates on random trajectories."""
+
+    def __init__(self, trainer: Trainer, vocab_size: int) -> None:
+        self._trainer = trainer.with_signals(SignalOptions())
+        draw = np.random.default_rng(2)
+        tokens = draw.integers(FIRST_TOKEN, vocab_size, (RECORDS, PROMPT + RESPONSE), dtype=np.int32)
+        log_probs = np.full(RESPONSE, -np.log(vocab_size), np.float32)
+        self._records = [
+            Record(
+                trajectory=i,
+                group=i // 2,
+                task=i // 2,
+                prompt_tokens=PROMPT,
+                token_ids=tokens[i],
+                loss_mask=np.ones(RESPONSE, np.bool_),
+                generation_log_probs=log_probs,
+                spans=((0, 0, RESPONSE),),
+                reward=float(i % 2),
+                finish_reason="length",
+                old_log_probs=log_probs,
+                reference_log_probs=log_probs,
+            ).check()
+            for i in range(RECORDS)
+        ]
+
+    async def one(self) -> None:
+        await self._trainer.train_update(self._records, 0, 0, 1)
+
+    async def row(self) -> float:
+        """Seconds of `UPDATES` in a row."""
+        started = time.monotonic()
+        for _ in range(UPDATES):
+            await self.one()
+        return time.monotonic() - started
+
+    @asynccontextmanager
+    async def kept_up(self) -> AsyncIterator[None]:
+        """One after another until the end of the block; the last one is waited for."""
+        going = True
+
+        async def on() -> None:
+            while going:
+                await self.one()
+
+        task = asyncio.create_task(on())
+        try:
+            yield
+        finally:
+            going = False
+            await task
+
+
+@asynccontextmanager
+async def _generating(
+    clients: Sequence[EngineClient], what: Control, draw: random.Random, vocab_size: int, name: str
+) -> AsyncIterator[None]:
+    """Every engine generates for so many requests, again and again, until the end of the block."""
+    going = True
+    e = Experiment(what.running, CONTROL_PROMPT)
+
+    async def on(client: EngineClient) -> None:
+        turn = 0
+        while going:
+            prompts = prompts_of(draw, e, vocab_size)
+            await asyncio.gather(
+                *(generate(client, f"{name}-{turn}-{i}", p, what.outputs) for i, p in enumerate(prompts))
+            )
+            turn += 1
+
+    tasks = [asyncio.create_task(on(c)) for c in clients]
+    try:
+        yield
+    finally:
+        going = False
+        await asyncio.gather(*(c.abort_all() for c in clients))
+        await asyncio.gather(*tasks)
