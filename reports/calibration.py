@@ -44,8 +44,8 @@ UPDATE_PARTS = ("prepare_s", "pause_s", "copy_s", "requantize_s", "resume_s")
 LIMITS = (
     "Residuals are relative. Intervals assume independent errors of equal relative size; they hold for these "
     "experiments, not for a busier machine.",
-    "The profile is of one model and of so many engines side by side, on a machine that does nothing else. What a trainer "
-    "at work costs them is in it where engine and trainer were measured side by side.",
+    "The profile is of one model and of so many engines side by side, on a machine that does nothing else. What a "
+    "trainer at work costs them is in it where engine and trainer were measured side by side.",
     "Weight updates are means, phase switches medians; what further bytes take is known where models of several sizes "
     "were measured.",
     "SGLang's mixed steps (`enable_mixed_chunk`) are not measured: no scenario turns them on.",

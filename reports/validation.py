@@ -28,12 +28,13 @@ HEAD = ["Quantity", "real", "own work", "error", "full", "error", "of the work",
 VERDICTS = {"within": "within", "spread": "within the spread", "missed": "MISSED", "": ""}
 LIMITS = (
     "Limits apply to the simulation with the run's own work. A quantity off by more passes where the intervals of ± "
-    "one standard deviation, of the real runs and of their simulations, overlap.",
+    "one standard deviation, of the real runs and of their simulations, overlap; in a suite the deviation of the real "
+    "runs is the scenario's own, or that pooled over all scenarios of as many engines where it is larger.",
     "Repeats run on one set of servers, one after another: what another start of the servers would change is not in "
     "their spread.",
     "Journals hold prompts in blocks: a prefix that two prompts share within a block is unknown to the simulation.",
-    "Engines, trainer and driver of a real run on one machine take each other's cores; the simulation gives each its "
-    "own.",
+    "Engine and trainer of a real run on one machine slow each other down; the simulation knows by how much if the "
+    "profile does. What driver and servers take from them it does not know.",
 )
 
 

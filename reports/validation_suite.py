@@ -91,8 +91,18 @@ def limits(s: Suite) -> tuple[str, ...]:
         f"Limits: step time and throughput 3 %, turn latency 5 % (p50) and 10 % (p95), total variation of staleness at "
         f"dequeue {STALENESS_LIMIT:g}, cached tokens equal in {numbers.percent(CACHED_LIMIT)} of turns.",
         *LIMITS,
+        *(pooled_text(engines, spreads) for engines, spreads in s.pooled.items()),
         *s.remarks,
     )
+
+
+POOLED = {STEP_TIME: "step time", "latency_p50": "turn p50", "latency_p95": "turn p95"}
+
+
+def pooled_text(engines: int, spreads: Mapping[str, float]) -> str:
+    said = ", ".join(f"{label} {numbers.percent(spreads[q], 1)}" for q, label in POOLED.items() if q in spreads)
+    how_many = f"{engines} engine{'s' * (engines > 1)}"
+    return f"Real runs of one scenario with {how_many} differ by (one standard deviation, pooled): {said}."
 
 
 def facts(s: Suite) -> dict[str, str]:

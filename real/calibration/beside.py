@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import numpy as np
-
-from real.calibration.engine import FIRST_TOKEN, GENERATING_S, generate, measured, prompts_of
+from real.calibration.engine import GENERATING_S, generate, measured, prompts_of
+from real.calibration.updates import Updates
 from real.engines.client import EngineClient
-from real.records import Record
-from real.trainer.options import SignalOptions
 from real.trainer.trainer import Trainer
-from testbed.calibration.design import CONTROL_PROMPT, Beside, BesidePoint, Control, EnginePoint, Experiment
+from testbed.calibration.design import CONTROL_PROMPT, Beside, BesidePoint, Control, EnginePoint, Experiment, UpdateSize
 
-RECORDS, PROMPT, RESPONSE = 16, 8, 24
-"""Of an update that is repeated."""
-UPDATES = 4
-"""In a row."""
+SIZE = UpdateSize(16, 32)
+"""Of the updates."""
+IN_A_ROW = 4
+"""Whose seconds are compared."""
 
 
 async def measure_beside(
@@ -36,21 +32,21 @@ async def measure_beside(
     """`done` after each part of the plan. Raises `real.errors.RealError`. The trainer's weights are others
     afterwards."""
     draw, points = random.Random(2), []
-    work = _Updates(trainer, vocab_size)
-    await work.one()  # what happens at the first update only
+    work = Updates(trainer, SIZE, vocab_size)
+    await work.make()  # what happens at the first update only
     for repeat, part in enumerate(plan):
         for number, e in enumerate(part.experiments):
             prompts = prompts_of(draw, e, vocab_size)
             name = f"beside-{repeat}-{number}"
             alone = await asyncio.gather(*(measured(c, e, prompts, f"{name}-alone") for c in clients))
-            async with work.kept_up():
+            async with _kept_up(work):
                 beside = await asyncio.gather(*(measured(c, e, prompts, f"{name}-trained") for c in clients))
             for a, b in zip(alone, beside, strict=True):
                 points += _engine_points(a, b)
-        alone_s = await work.row()
+        alone_s = await work.make(IN_A_ROW)
         async with _generating(clients, part.generating, draw, vocab_size, f"beside-{repeat}"):
             await asyncio.sleep(GENERATING_S)
-            points.append(BesidePoint("train", alone_s, await work.row()))
+            points.append(BesidePoint("train", alone_s, await work.make(IN_A_ROW)))
         done(f"side by side {repeat + 1}")
     await asyncio.gather(*(c.flush() for c in clients))
     return points
@@ -66,57 +62,21 @@ def _engine_points(alone: EnginePoint, beside: EnginePoint) -> list[BesidePoint]
     return points
 
 
-class _Updates:
-    """Optimizer updates on random trajectories."""
+@asynccontextmanager
+async def _kept_up(work: Updates) -> AsyncIterator[None]:
+    """One update after another until the end of the block; the last one is waited for."""
+    going = True
 
-    def __init__(self, trainer: Trainer, vocab_size: int) -> None:
-        self._trainer = trainer.with_signals(SignalOptions())
-        draw = np.random.default_rng(2)
-        tokens = draw.integers(FIRST_TOKEN, vocab_size, (RECORDS, PROMPT + RESPONSE), dtype=np.int32)
-        log_probs = np.full(RESPONSE, -np.log(vocab_size), np.float32)
-        self._records = [
-            Record(
-                trajectory=i,
-                group=i // 2,
-                task=i // 2,
-                prompt_tokens=PROMPT,
-                token_ids=tokens[i],
-                loss_mask=np.ones(RESPONSE, np.bool_),
-                generation_log_probs=log_probs,
-                spans=((0, 0, RESPONSE),),
-                reward=float(i % 2),
-                finish_reason="length",
-                old_log_probs=log_probs,
-                reference_log_probs=log_probs,
-            ).check()
-            for i in range(RECORDS)
-        ]
+    async def on() -> None:
+        while going:
+            await work.make()
 
-    async def one(self) -> None:
-        await self._trainer.train_update(self._records, 0, 0, 1)
-
-    async def row(self) -> float:
-        """Seconds of `UPDATES` in a row."""
-        started = time.monotonic()
-        for _ in range(UPDATES):
-            await self.one()
-        return time.monotonic() - started
-
-    @asynccontextmanager
-    async def kept_up(self) -> AsyncIterator[None]:
-        """One after another until the end of the block; the last one is waited for."""
-        going = True
-
-        async def on() -> None:
-            while going:
-                await self.one()
-
-        task = asyncio.create_task(on())
-        try:
-            yield
-        finally:
-            going = False
-            await task
+    task = asyncio.create_task(on())
+    try:
+        yield
+    finally:
+        going = False
+        await task
 
 
 @asynccontextmanager

@@ -1,13 +1,15 @@
-"""Carries out a calibration: brings up the deployment, makes the experiments on its engines and its trainer, then short
-runs whose journals say the rest.
+"""Carries out a calibration: brings up the deployment, makes the experiments on its engines and its trainer, then a
+short run whose journal says the rest.
 
 It refuses to know what is fitted to the measurements.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,10 +18,13 @@ from msgspec import Struct
 
 from real.calibration.beside import measure_beside
 from real.calibration.engine import measure, measure_controls, server_facts
+from real.calibration.updates import measure_updates
 from real.deployment import deployed
+from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
 from testbed.calibration.design import BesidePoint, ControlPoint, EnginePoint, Plan
+from testbed.calibration.phases import TrainPoint
 from testbed.run_files import JOURNAL
 from testbed.scenario import Scenario
 
@@ -32,13 +37,14 @@ class Calibrated(Struct):
 
     engine: list[EnginePoint]
     controls: list[ControlPoint]
+    updates: list[TrainPoint]
     beside: list[BesidePoint]
     server: dict[str, Any]
     max_total_num_tokens: int
     start_s: float
     """From nothing to a deployment that is ready."""
-    runs: list[Path]
-    """Journals of the short runs."""
+    run: Path
+    """Journal of the short run."""
     engines: int
     """That worked side by side."""
 
@@ -61,8 +67,8 @@ async def calibrate(
     done: Callable[[str], None],
 ) -> Calibrated:
     """Bring up the scenario's deployment, carry out the plan's experiments on its engines and its trainer, then its
-    short runs, each into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
-    journals, started = [], time.monotonic()
+    short run, into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
+    started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
         async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:
@@ -75,16 +81,31 @@ async def calibrate(
                 clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens")
             )
             paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
+            trainer, training = deployment.trainer, scenario.training
+            if plan.updates:
+                stage("measuring the trainer")
+            async with _memory_lent(clients, scenario.placement.mode != "disaggregated" and bool(plan.updates)):
+                capacity = training.max_tokens_per_gpu * training.context_parallel
+                updates = await measure_updates(trainer, plan.updates, capacity, vocab_size, done)
             beside: list[BesidePoint] = []
             if plan.beside:
                 stage("measuring engine and trainer side by side")
-                beside = await measure_beside(clients, deployment.trainer, plan.beside, vocab_size, done)
-            stage("measuring trainer and weight updates")
-            for name, config in plan.short_runs:
-                await deployment.reset(config)
-                measured = await run_on(deployment, config, folder / name, name=name)
-                if measured.problem:
-                    raise RealError(f"short run {name}: {measured.problem}")
-                journals.append(folder / name / JOURNAL)
-                done(name)
-    return Calibrated(points, paused, beside, server, slots, start_s, journals, len(clients))
+                beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
+            stage("measuring weight updates")
+            name, config = plan.short_run
+            await deployment.reset(config)
+            measured = await run_on(deployment, config, folder / name, name=name)
+            if measured.problem:
+                raise RealError(f"short run {name}: {measured.problem}")
+            done(name)
+    return Calibrated(points, paused, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients))
+
+
+@asynccontextmanager
+async def _memory_lent(clients: Sequence[EngineClient], lent: bool) -> AsyncIterator[None]:
+    """Engines that share the trainer's GPUs have given up their memory, as while it trains in a run."""
+    if lent:
+        await asyncio.gather(*(c.release_memory() for c in clients))
+    yield
+    if lent:
+        await asyncio.gather(*(c.resume_memory() for c in clients))

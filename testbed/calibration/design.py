@@ -1,12 +1,12 @@
 """The experiments on an engine (prefill tokens x cached tokens, decode batch x context, requests at once, pausing), and
-the short runs for trainer and weight updates (trajectories x tokens).
+the trainer's updates (trajectories x tokens), both side by side, and the short run for weight updates.
 
 It refuses to know how they are carried out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -136,56 +136,57 @@ def controls(max_requests: int, max_tokens: int, max_context: int, repeats: int)
             yield Control(mode, max_requests, outputs)
 
 
-SIZES = ((2, 8), (8, 8), (8, 32), (4, 56), (2, 128), (8, 64))
-"""(groups, reply tokens) of the short runs that a trainer is fitted to."""
-SIZED_BATCHES = 4
-"""Batches of each of them; the first is warm-up."""
-UPDATES_ONLY = ((2, 8),)
-"""Of those that are made for weight updates and phase switches."""
-UPDATES_BATCHES = 16
-"""The time of an update has a long tail where several engines share a machine: its mean wants many."""
+class UpdateSize(Struct, frozen=True):
+    """An optimizer update: so many trajectories of so many tokens each."""
+
+    trajectories: int
+    tokens: int
 
 
-def short_runs(
-    scenario: Scenario, sizes: Sequence[tuple[int, int]] = SIZES, batches: int = SIZED_BATCHES
-) -> list[tuple[str, Scenario]]:
-    """(name, scenario): the scenario's deployment, synchronous, one update a batch, with fixed lengths; those sizes
-    that a request's context and the KV pool allow."""
-    engine = scenario.rollout.engine
-    context = min(engine.context_length or 1 << 30, engine.max_total_num_tokens or 1 << 30)
-    members = scenario.algorithm.n_samples_per_prompt
-    runs = []
-    for groups, reply in sizes:
-        if reply + 16 >= context:
-            continue
-        workload = LengthsWorkload(
-            prompt=FixedLength(tokens=8),
-            reply=FixedLength(tokens=reply),
-            max_response_length=reply,
-            rewards=Rewards(latency=FixedTime(seconds=0.0)),
-        )
-        changes = {
-            "workload": workload,
-            "algorithm": scenario.algorithm.model_copy(
-                update={"rollout_batch_size": groups, "num_steps_per_rollout": 1}
-            ),
-            "rollout": scenario.rollout.model_copy(update={"admission": SyncBarrier()}),
-            "run": scenario.run.model_copy(update={"num_rollout": batches, "warmup_steps": 1, "journal": "full"}),
-            "real": scenario.real.model_copy(update={"eval_tasks": None, "save_interval": None}),
-        }
-        runs.append((f"{groups * members}x{reply}", scenario.model_copy(update=changes)))
-    return runs
+UPDATE_SIZES = ((8, 16), (8, 40), (16, 24), (16, 48), (32, 24), (32, 40), (8, 136), (32, 72))
+"""(trajectories, tokens) of the updates that a trainer is fitted to."""
+ROUNDS = 2
+"""Of them for each repeat: a machine's drift is then in all sizes alike."""
+
+
+def update_sizes(max_tokens: int, repeats: int) -> list[UpdateSize]:
+    """Round by round, those whose trajectories have at most `max_tokens`."""
+    return [UpdateSize(n, tokens) for n, tokens in UPDATE_SIZES if tokens <= max_tokens] * (ROUNDS * repeats)
+
+
+GROUPS, REPLY, BATCHES = 2, 8, 16
+"""Of the short run for weight updates; its first batch is warm-up. The time of an update has a long tail where several
+engines share a machine, so its mean wants many."""
+
+
+def short_run(scenario: Scenario) -> tuple[str, Scenario]:
+    """(name, scenario): the scenario's deployment, synchronous, one update a batch, with short fixed lengths."""
+    workload = LengthsWorkload(
+        prompt=FixedLength(tokens=8),
+        reply=FixedLength(tokens=REPLY),
+        max_response_length=REPLY,
+        rewards=Rewards(latency=FixedTime(seconds=0.0)),
+    )
+    changes = {
+        "workload": workload,
+        "algorithm": scenario.algorithm.model_copy(update={"rollout_batch_size": GROUPS, "num_steps_per_rollout": 1}),
+        "rollout": scenario.rollout.model_copy(update={"admission": SyncBarrier()}),
+        "run": scenario.run.model_copy(update={"num_rollout": BATCHES, "warmup_steps": 1, "journal": "full"}),
+        "real": scenario.real.model_copy(update={"eval_tasks": None, "save_interval": None}),
+    }
+    return f"{GROUPS * scenario.algorithm.n_samples_per_prompt}x{REPLY}", scenario.model_copy(update=changes)
 
 
 class Plan(Struct, frozen=True):
-    """What is measured on one deployment. `beside` is empty where engines and trainer take turns."""
+    """What is measured on one deployment. `updates` and `beside` are empty where engines and trainer take turns."""
 
     experiments: list[Experiment]
     controls: list[Control]
+    updates: list[UpdateSize]
     beside: list[Beside]
-    short_runs: list[tuple[str, Scenario]]
+    short_run: tuple[str, Scenario]
 
     @property
     def parts(self) -> int:
         """Of which progress is said."""
-        return len(self.experiments) + len(self.controls) + len(self.beside) + len(self.short_runs)
+        return len(self.experiments) + len(self.controls) + len(self.updates) + len(self.beside) + 1

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from testbed.calibration.design import OUTPUTS, BesidePoint, ControlPoint, EnginePoint
 from testbed.calibration.fit import Points, fit, fitted, medians, value
-from testbed.calibration.phases import Phases
+from testbed.calibration.phases import Phases, TrainPoint
 from testbed.calibration.profile import (
     FORMAT,
     ArrivalFit,
@@ -50,7 +50,7 @@ class Series(Struct):
 
 def series_of(
     engine: Sequence[EnginePoint],
-    phases: Sequence[Phases],
+    updates: Sequence[TrainPoint],
     one_batch_tokens: int,
     padded: bool = False,
     seen_late: bool = False,
@@ -77,9 +77,8 @@ def series_of(
                 prefill.append(((1.0, batch.new_tokens, pairs, batch.requests), seconds))
     way = [(p, p.makespan_s - p.prefill_s - p.decode_s) for p in engine if not p.held]
     arrival: Points = [((1.0, float(p.requests)), seconds) for p, seconds in way if seconds > 0]
-    trained = [p for run in phases for p in run.train[1:]]
     trainer: Points = [
-        ((1.0, float(len(p.rows)), float(sum(p.rows)), float(sum(n * n for n in p.rows))), p.seconds) for p in trained
+        ((1.0, float(len(p.rows)), float(sum(p.rows)), float(sum(n * n for n in p.rows))), p.seconds) for p in updates
     ]
     return {
         "decode": Series(DECODE, _medians(decode)),
@@ -164,7 +163,7 @@ SIZED = {"prepare_s": "prepare_per_byte_s", "copy_s": "copy_per_byte_s", "requan
 
 def _updates(phases: Sequence[Phases]) -> dict[str, UpdateTimes]:
     """By path: means of the first model's publications, slopes over those of all models. A step's time is a sum, in
-    which their long tail counts."""
+    which a long tail counts; the longest and the shortest tenth are left out, among which is the machine's pause."""
     points: dict[str, dict[str, dict[int, list[float]]]] = {}
     engines: dict[str, int] = {}
     for run in phases:
@@ -178,17 +177,22 @@ def _updates(phases: Sequence[Phases]) -> dict[str, UpdateTimes]:
         if not {"prepare_s", "copy_s", "resume_s"} <= by_part.keys():
             continue
         size = next(iter(by_part["copy_s"]))
-        times = {part: fmean(by_part[part][size]) if part in by_part else 0.0 for part in PARTS}
+        times = {part: _mean(by_part[part][size]) if part in by_part else 0.0 for part in PARTS}
         slopes = {name: _slope(by_part.get(part, {})) for part, name in SIZED.items()}
         found[path] = UpdateTimes(**times, engines=engines[path], bytes=size, **slopes)
     return found
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    cut = -(-len(seconds) // 10) if len(seconds) > 2 else 0
+    return fmean(sorted(seconds)[cut : len(seconds) - cut])
 
 
 def _slope(by_size: dict[int, list[float]]) -> float:
     """Seconds that another byte takes; 0 where one size was measured."""
     if len(by_size) < 2:
         return 0.0
-    points: Points = [((1.0, float(size)), fmean(seconds)) for size, seconds in by_size.items()]
+    points: Points = [((1.0, float(size)), _mean(seconds)) for size, seconds in by_size.items()]
     return value(fit(("fixed_s", "per_byte_s"), points), "per_byte_s")
 
 

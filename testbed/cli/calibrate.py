@@ -38,7 +38,8 @@ def calibrate(
     """Bring up the scenario's engines and trainer, drive them through a designed experiment, and store a profile.
 
     Measured: prefill tokens x cached tokens, decode batch x context, requests at once, pausing, flushing and resuming,
-    and short runs for train step x tokens, weight updates by the scenario's path and phase switches. Of a study, the
+    train step x tokens, engine and trainer side by side, and a short run for weight updates by the scenario's path and
+    phase switches. Of a study, the
     first variant's engine and trainer are measured; the others add weight updates (other paths, models of other sizes)
     and phase switches. Several engines are measured side by side, as they will work. A scenario uses the profile with
     `simulation.engine_costs: {type: calibrated, profile: FILE}` and `training.cost: {type: calibrated, profile: FILE}`;
@@ -64,17 +65,17 @@ def calibrate(
         measured = _measured(chosen, folder, repeats, trainer)
     except KeyboardInterrupt:
         raise Interrupted(f"{first.name}: interrupted, nothing is calibrated") from None
-    own, *others = ([_phases(journal) for journal in m.runs] for m in measured)
+    phases = [_phases(m.run) for m in measured]
     engine = first.scenario.rollout.engine
     one_batch = engine.max_prefill_tokens
     if engine.chunked_prefill_size > 0:
         one_batch = min(one_batch, engine.chunked_prefill_size)
     padded = measured[0].padded
-    series = series_of(measured[0].engine, own, one_batch, padded, measured[0].seen_late)
+    series = series_of(measured[0].engine, measured[0].updates, one_batch, padded, measured[0].seen_late)
     profile = make_profile(
         series,
         measured[0].engine,
-        [phases for runs in (own, *others) for phases in runs],
+        phases,
         measured[0].controls,
         measured[0].beside,
         padded,
@@ -120,7 +121,7 @@ def _phases(journal: Path) -> Any:
 def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) -> list[Any]:
     """What every deployment gave, in order."""
     from real.calibration.carry_out import calibrate as carry_out
-    from testbed.calibration.design import UPDATES_BATCHES, UPDATES_ONLY, Plan, beside, controls, design, short_runs
+    from testbed.calibration.design import Plan, beside, controls, design, short_run, update_sizes
     from testbed.commands import folders
     from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 
@@ -135,10 +136,11 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) 
         Plan(
             list(design(*size)),
             list(controls(*size)),
+            update_sizes(context, repeats) if trainer else [],
             beside(*size) if trainer and config.placement.mode == "disaggregated" else [],
-            short_runs(config) if trainer else short_runs(config, UPDATES_ONLY, UPDATES_BATCHES),
+            short_run(config),
         ),
-        *(Plan([], [], [], short_runs(c.scenario, UPDATES_ONLY, UPDATES_BATCHES)) for c in chosen[1:]),
+        *(Plan([], [], [], [], short_run(c.scenario)) for c in chosen[1:]),
     ]
     places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()

@@ -74,6 +74,7 @@ def validate(
     """
     from testbed.commands import folders
     from testbed.machine import busy
+    from testbed.validation.spread import pool_spread
     from testbed.validation.suite import Suite
 
     started = time.monotonic()
@@ -106,6 +107,7 @@ def validate(
             found[-1].command = command_of(ctx)
     suite = Suite(
         validations=found,
+        pooled=pool_spread(found),
         failed=problems,
         repeats=max((len(v.runs) for v in found), default=0),
         seconds=time.monotonic() - started,

@@ -109,6 +109,7 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
     from sim.run import versions
     from testbed.commands.recorded import scenario_of
     from testbed.journal import read_journal
+    from testbed.scenario.layout import layout_of
     from testbed.scenario.load import scenario_hash
     from testbed.validation import plan
     from testbed.validation import result as found
@@ -160,6 +161,7 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
         runs=[str(j.parent) for j in journals],
         measure=measure,
         steps=real[0].summary.measured_steps,
+        engines=len(layout_of(config).engines),
         decisions=decisions,
         rows=found.rows_of(real, timing, full),
         staleness=found.staleness_of(measure, real, timing, full),

@@ -48,6 +48,8 @@ class Row(Struct):
     real: list[float]
     timing: list[float]
     full: list[float]
+    pooled: float | None = None
+    """Standard deviation / mean of real runs over the scenarios of a suite (module `spread`)."""
 
     @property
     def spread(self) -> float | None:
@@ -76,10 +78,12 @@ class Row(Struct):
         return None if a is None or b is None else a - b
 
     def within_spread(self, of: Sequence[float]) -> bool:
-        """Whether the intervals of ± one standard deviation, of the real runs and of their simulations, overlap."""
+        """Whether the intervals of ± one standard deviation, of the real runs and of their simulations, overlap. Of
+        the real runs: their own, or the pooled one of a suite where that is larger."""
         if len(self.real) < 2:
             return False
-        return abs(fmean(of) - fmean(self.real)) <= stdev(self.real) + stdev(of)
+        mean = fmean(self.real)
+        return abs(fmean(of) - mean) <= max(stdev(self.real), (self.pooled or 0.0) * abs(mean)) + stdev(of)
 
     def verdict(self, of: Sequence[float], limit: float | None) -> str:
         """`within`, `spread` (not within, but within the real side's own spread), `missed`; empty if not judged."""
@@ -128,6 +132,7 @@ class Validation(Struct, kw_only=True):
     """Of staleness."""
     steps: int
     """Measured steps of one real run."""
+    engines: int
     decisions: list[Decisions]
     rows: list[Row]
     staleness: list[Histogram]
@@ -273,6 +278,7 @@ def figures_of(v: Validation) -> dict[str, Any]:
         "name": v.name,
         "runs": v.runs,
         "measured_steps": v.steps,
+        "engines": v.engines,
         "decisions": msgspec.to_builtins(v.decisions),
         "quantities": [
             {
@@ -283,6 +289,7 @@ def figures_of(v: Validation) -> dict[str, Any]:
                 "full": r.full,
                 "real_mean": fmean(r.real),
                 "real_std": r.spread,
+                "real_pooled": r.pooled,
                 "timing_error": r.timing_error,
                 "full_error": r.full_error,
                 "work_error": r.work_error,

@@ -19,6 +19,8 @@ class Suite(Struct, kw_only=True):
     validations: list[Validation]
     failed: dict[str, str] = field(default_factory=dict)
     """Name -> why its real runs did not come to their end."""
+    pooled: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Engines -> quantity -> standard deviation / mean of repeated real runs."""
     repeats: int
     seconds: float
     """Wall time of everything."""
@@ -74,6 +76,7 @@ def figures(s: Suite) -> dict[str, Any]:
         "scenarios": {v.name: figures_of(v) for v in s.validations},
         "failed": s.failed,
         "repeats": s.repeats,
+        "pooled_spread": {str(engines): spreads for engines, spreads in s.pooled.items()},
         "turns": s.turns,
         "cached_tokens_equal": s.same_cached,
         "cached_tokens_limit": CACHED_LIMIT,

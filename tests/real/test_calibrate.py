@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from real.calibration.beside import UPDATES, measure_beside
+from real.calibration.beside import IN_A_ROW, measure_beside
 from real.calibration.engine import _batches, measure, measure_controls
+from real.calibration.updates import measure_updates
 from real.engines.answers import Generated
-from testbed.calibration.design import OUTPUTS, Beside, Control, Experiment, controls
+from testbed.calibration.design import OUTPUTS, Beside, Control, Experiment, UpdateSize, controls
 
 STEP_S, PREFILL_S = 0.01, 0.5
 
@@ -113,7 +114,9 @@ def test_controls_pause_in_every_mode_and_flush_an_idle_engine() -> None:
 
 
 class Trainer:
-    """Counts its updates, and those that began while the engine was at work."""
+    """Counts its updates, and notes them among the engine's calls."""
+
+    world = 1
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -131,36 +134,40 @@ class Trainer:
 
 
 def test_side_by_side_every_experiment_is_made_alone_and_beside_updates_and_updates_beside_requests() -> None:
-    async def go() -> tuple[Engine, Trainer, Any]:
+    async def go() -> tuple[Engine, Any]:
         engine = Engine()
-        trainer = Trainer(engine)
         plan = [Beside((Experiment(2, 32),), Control("abort", 3, 20))]
-        return engine, trainer, await measure_beside([engine], trainer, plan, 100, lambda what: None)  # type: ignore
+        return engine, await measure_beside([engine], Trainer(engine), plan, 100, lambda what: None)  # type: ignore
 
-    engine, trainer, points = asyncio.run(go())
+    engine, points = asyncio.run(go())
     assert [p.what for p in points] == ["decode", "prefill", "train"]
     decode, prefill, train = points
     assert decode.alone_s == decode.beside_s == pytest.approx(STEP_S)
     assert prefill.alone_s == prefill.beside_s == pytest.approx(PREFILL_S)
-    assert min(train.alone_s, train.beside_s) >= UPDATES * 0.002
+    assert min(train.alone_s, train.beside_s) >= IN_A_ROW * 0.002
     calls = engine.calls
     assert calls[0] == "update"  # once for what happens at the first only
     alone, again = (i for i, c in enumerate(calls) if c == "flush" and "pause in_place" in calls[i : i + 3])
-    assert "update" not in calls[alone:again] and "update" in calls[again:]
+    assert "update" not in calls[alone : calls.index("resume", alone)]
+    assert "update" in calls[again - 1 : calls.index("resume", again)]
     generating = [i for i, c in enumerate(calls) if c == "generate 8 20"]
     assert len(generating) >= 3 and calls[-2:] == ["abort_all", "flush"]
     between = calls[generating[0] : -2]
-    assert between.count("update") >= UPDATES
+    assert between.count("update") >= IN_A_ROW
 
 
-def test_updates_side_by_side_have_what_every_loss_needs() -> None:
-    """Groups of two with different rewards, and log-probs of the old and of the reference policy."""
+def test_updates_are_made_round_by_round_with_what_every_loss_needs() -> None:
+    """Groups of two with different rewards, and log-probs of the old and of the reference policy. 8 x 40 tokens are one
+    row of at most 512 tokens, 16 x 48 two of ten and six."""
+    sizes = [UpdateSize(8, 40), UpdateSize(16, 48)] * 2
 
-    async def go() -> Trainer:
+    async def go() -> tuple[Trainer, Any]:
         trainer = Trainer(Engine())
-        await measure_beside([trainer.engine], trainer, [], 100, lambda what: None)  # type: ignore
-        return trainer
+        return trainer, await measure_updates(trainer, sizes, 512, 100, lambda what: None)  # type: ignore
 
-    records = asyncio.run(go()).records
+    trainer, points = asyncio.run(go())
+    assert [p.rows for p in points] == [(320,), (480, 288)] * 2
+    assert trainer.updates == 5 and all(p.seconds >= 0.002 for p in points)  # the first is not counted
+    records = trainer.records
     assert [r.reward for r in records[:2]] == [0.0, 1.0] and records[0].group == records[1].group
     assert all(r.old_log_probs is not None and r.reference_log_probs is not None for r in records)

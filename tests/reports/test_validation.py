@@ -29,6 +29,7 @@ def validation() -> Validation:
         runs=["one", "two"],
         measure="oldest_token",
         steps=8,
+        engines=1,
         decisions=[Decisions("one", 10, 20), Decisions("two", 10, 22)],
         rows=[
             Row(Quantity("step_time", "steps", "step time", "s", 0.03), [9.8, 10.2], [11.0, 11.0], [9.0, 9.0]),
