@@ -169,7 +169,10 @@ def rows_of(real: Sequence[Observed], timing: Sequence[Observed], full: Sequence
     everywhere is left out."""
     by_side = [[dict(values(run)) for run in side] for side in (real, timing, full)]
     known = dict.fromkeys(q for side in by_side for run in side for q in run)
-    rows = [Row(q, *([run.get(q, 0.0) for run in side] for side in by_side)) for q in known]
+    rows = []
+    for q in known:
+        in_real, in_timing, in_full = ([run.get(q, 0.0) for run in side] for side in by_side)
+        rows.append(Row(q, in_real, in_timing, in_full))
     return [r for r in rows if any(r.real) or any(r.timing) or any(r.full)]
 
 
