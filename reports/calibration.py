@@ -84,15 +84,11 @@ def update_rows(profile: Profile) -> list[list[str]]:
             path,
             str(u.engines),
             f"{u.bytes / 1e6:.1f}",
-            *(milliseconds(getattr(u, part)) for part in UPDATE_PARTS),
-            milliseconds(1e6 * u.copy_per_byte_s) if u.copy_per_byte_s else "–",
+            *(numbers.milliseconds(getattr(u, part)) for part in UPDATE_PARTS),
+            numbers.milliseconds(1e6 * u.copy_per_byte_s) if u.copy_per_byte_s else "–",
         ]
         for path, u in profile.updates.items()
     ]
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.1f}{numbers.NBSP}ms"
 
 
 def facts(profile: Profile) -> dict[str, str]:
@@ -107,13 +103,19 @@ def facts(profile: Profile) -> dict[str, str]:
         f"{r.context_per_sequence[1]:g} tokens of context a sequence, {r.new_tokens[0]:g} to {r.new_tokens[1]:g} "
         "computed tokens a prefill batch; answers outside are given and counted",
     }
+    ms = numbers.milliseconds
     for mode, t in profile.controls.items():
         found[f"pause {mode}"] = (
-            f"{milliseconds(t.idle_s)} of an idle engine, {milliseconds(t.running_s)} with {t.running} requests; then "
-            f"flush {milliseconds(t.flush_s)}, resume {milliseconds(t.resume_s)}"
+            f"{ms(t.idle_s)} of an idle engine, {ms(t.running_s)} with {t.running} requests; then "
+            f"flush {ms(t.flush_s)}, resume {ms(t.resume_s)}"
         )
     if profile.start_s is not None:
         found["start"] = f"{numbers.seconds(profile.start_s)} from nothing to a deployment that is ready"
+    if profile.traffic != 1.0:
+        found["in traffic"] = (
+            f"a closed loop of short requests takes {numbers.signed_percent(profile.traffic - 1)} than its simulation "
+            "with these steps; every step is taken to"
+        )
     if profile.beside is not None:
         b = profile.beside
         longer = [numbers.percent(x - 1) for x in (b.decode, b.prefill, b.train)]

@@ -40,6 +40,11 @@ def seconds(value: float, spread: float = 0.0) -> str:
     return f"{grouped(value, min(2, decimals_for(value, spread)))}{NBSP}s"
 
 
+def milliseconds(value: float) -> str:
+    """Of seconds: `248 ms`; below 10 ms with a digit after the point, `2.5 ms`."""
+    return f"{grouped(1000 * value, 0 if value >= 0.01 else 1)}{NBSP}ms"
+
+
 def tenths(value: float) -> str:
     """One digit after the point, for small means: `1.8`."""
     return grouped(value, 1)

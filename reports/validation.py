@@ -167,20 +167,16 @@ def worst_rows(v: Validation) -> list[list[list[str]]]:
                     f"{task}: {side}",
                     str(t.engine),
                     numbers.seconds(t.sent_t),
-                    milliseconds(t.queue_s),
-                    milliseconds(t.prefill_s),
-                    milliseconds(t.decode_s),
+                    numbers.milliseconds(t.queue_s),
+                    numbers.milliseconds(t.prefill_s),
+                    numbers.milliseconds(t.decode_s),
                     str(t.output_tokens),
                     f"{t.cached_tokens} of {t.prompt_tokens}",
-                    milliseconds(t.latency_s),
+                    numbers.milliseconds(t.latency_s),
                 ]
             )
         pairs.append(rows)
     return pairs
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{numbers.grouped(1000 * seconds, 0 if seconds >= 0.01 else 1)}{numbers.NBSP}ms"
 
 
 def facts(v: Validation) -> dict[str, str]:

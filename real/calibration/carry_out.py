@@ -17,13 +17,13 @@ from typing import Any
 from msgspec import Struct
 
 from real.calibration.beside import measure_beside
-from real.calibration.engine import measure, measure_controls, server_facts
+from real.calibration.engine import measure, measure_controls, measure_traffic, server_facts
 from real.calibration.updates import measure_updates
 from real.deployment import deployed
 from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
-from testbed.calibration.design import BesidePoint, ControlPoint, EnginePoint, Plan
+from testbed.calibration.design import BesidePoint, ControlPoint, EnginePoint, Plan, TrafficPoint
 from testbed.calibration.phases import TrainPoint
 from testbed.run_files import JOURNAL
 from testbed.scenario import Scenario
@@ -37,6 +37,7 @@ class Calibrated(Struct):
 
     engine: list[EnginePoint]
     controls: list[ControlPoint]
+    traffic: list[TrafficPoint]
     updates: list[TrainPoint]
     beside: list[BesidePoint]
     server: dict[str, Any]
@@ -81,6 +82,7 @@ async def calibrate(
                 clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens")
             )
             paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
+            loops = await measure_traffic(clients, plan.traffic, vocab_size, done)
             trainer, training = deployment.trainer, scenario.training
             if plan.updates:
                 stage("measuring the trainer")
@@ -98,7 +100,9 @@ async def calibrate(
             if measured.problem:
                 raise RealError(f"short run {name}: {measured.problem}")
             done(name)
-    return Calibrated(points, paused, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients))
+    return Calibrated(
+        points, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)
+    )
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ from testbed.calibration.design import (
     EnginePoint,
     Experiment,
     PrefillBatch,
+    Traffic,
+    TrafficPoint,
 )
 
 SETTLE_S = 0.05
@@ -175,6 +177,34 @@ async def measure_controls(
         await asyncio.gather(*asked)
         points.append(ControlPoint(c.mode, c.running, pause_s, flush_s, resume_s))
         done(c)
+    return points
+
+
+async def measure_traffic(
+    clients: Sequence[EngineClient], wanted: Iterable[Traffic], vocab_size: int, done: Callable[[str], None]
+) -> list[TrafficPoint]:
+    """Every closed loop on all engines side by side: one point for each engine, in order; `done` after each. Raises
+    `EngineGone` and `EngineRefused`."""
+    draw, points = random.Random(4), []
+    for number, loop in enumerate(wanted):
+        prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(n)] for n, _ in loop.lengths]
+
+        async def on(client: EngineClient, loop: Traffic = loop, prompts: Any = prompts, number: int = number) -> float:
+            await client.flush()
+            left = iter(
+                [(i, p, outputs) for i, (p, (_, outputs)) in enumerate(zip(prompts, loop.lengths, strict=True))]
+            )
+
+            async def one() -> None:
+                for i, prompt, outputs in left:
+                    await generate(client, f"traffic-{number}-{i}", prompt, outputs)
+
+            started = time.monotonic()
+            await asyncio.gather(*(one() for _ in range(loop.clients)))
+            return time.monotonic() - started
+
+        points += [TrafficPoint(loop, s) for s in await asyncio.gather(*(on(c) for c in clients))]
+        done(f"{loop.clients} clients")
     return points
 
 

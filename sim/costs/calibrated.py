@@ -41,15 +41,20 @@ def refuse_other(
         raise CostModelError(message, "make one with `testbed calibrate`")
 
 
-def slowed(profile: Profile, by: BesideFit) -> Profile:
-    """The profile of an engine that works beside a trainer. A `padded` prefill stays one."""
+def slowed(profile: Profile, decode: float, prefill: float) -> Profile:
+    """Steps that take so many times as long. A `padded` prefill stays one."""
     d, p = profile.decode, profile.prefill
     return structs.replace(
         profile,
-        decode=DecodeFit(*(by.decode * s for s in structs.astuple(d))),
-        prefill=PrefillFit(*(by.prefill * s for s in structs.astuple(p)[:-1]), padded=p.padded),
-        beside=None,
+        decode=DecodeFit(*(decode * s for s in structs.astuple(d))),
+        prefill=PrefillFit(*(prefill * s for s in structs.astuple(p)[:-1]), padded=p.padded),
+        traffic=1.0,
     )
+
+
+def _beside(profile: Profile, by: BesideFit) -> Profile:
+    """Of an engine that works beside a trainer."""
+    return structs.replace(slowed(profile, by.decode, by.prefill), beside=None)
 
 
 class CalibratedCostModel(SegmentCosts):
@@ -62,9 +67,10 @@ class CalibratedCostModel(SegmentCosts):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
+        profile = slowed(profile, profile.traffic, profile.traffic)
         self.beside: tuple[CalibratedCostModel, float] | None = None
         if profile.beside is not None:
-            self.beside = CalibratedCostModel(slowed(profile, profile.beside)), profile.beside.train
+            self.beside = CalibratedCostModel(_beside(profile, profile.beside)), profile.beside.train
         d, p = profile.decode, profile.prefill
         fitted = (*msgspec.structs.astuple(d), *msgspec.structs.astuple(p))
         if min(fitted) < 0 or d.base_s + d.per_sequence_s + d.per_context_token_s <= 0:

@@ -7,6 +7,7 @@ It refuses to know how they are carried out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Literal
 
 from msgspec import Struct
@@ -136,6 +137,36 @@ def controls(max_requests: int, max_tokens: int, max_context: int, repeats: int)
             yield Control(mode, max_requests, outputs)
 
 
+class Traffic(Struct, frozen=True):
+    """A closed loop: so many clients, each of which sends its next request when its last one has ended."""
+
+    clients: int
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt tokens, output tokens) of each request, in the order in which they are sent."""
+
+
+class TrafficPoint(Struct, frozen=True):
+    traffic: Traffic
+    seconds: float
+    """From the first request sent to the last answer, on one engine."""
+
+
+def traffic(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> list[Traffic]:
+    """Short requests for half of the rows: as many messages for as few steps as in agentic turns."""
+    draw = Random(3)
+    clients = max(max_requests // 2, 1)
+    longest = min(max_context, max_tokens // clients)
+    prompt, reply = min(36, max(longest // 2, 1)), min(16, max(longest // 4, 1))
+    each = [
+        (draw.randint(max(prompt // 3, 1), prompt), draw.randint(max(reply // 4, 1), reply))
+        for _ in range(TRAFFIC_ROUNDS * clients)
+    ]
+    return [Traffic(clients, tuple(each))] * repeats
+
+
+TRAFFIC_ROUNDS = 12
+
+
 class UpdateSize(Struct, frozen=True):
     """An optimizer update: so many trajectories of so many tokens each."""
 
@@ -182,6 +213,7 @@ class Plan(Struct, frozen=True):
 
     experiments: list[Experiment]
     controls: list[Control]
+    traffic: list[Traffic]
     updates: list[UpdateSize]
     beside: list[Beside]
     short_run: tuple[str, Scenario]
@@ -189,4 +221,5 @@ class Plan(Struct, frozen=True):
     @property
     def parts(self) -> int:
         """Of which progress is said."""
-        return len(self.experiments) + len(self.controls) + len(self.updates) + len(self.beside) + 1
+        lists = (self.experiments, self.controls, self.traffic, self.updates, self.beside)
+        return sum(len(each) for each in lists) + 1

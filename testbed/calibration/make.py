@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from testbed.calibration.design import OUTPUTS, BesidePoint, ControlPoint, EnginePoint
 from testbed.calibration.fit import Points, fit, fitted, medians, value
@@ -131,11 +131,7 @@ def make_profile(
             new_tokens=_range([terms[1] for terms, _ in series["prefill"].points]),
         ),
         arrival=None if arrival is None else ArrivalFit(*(value(arrival, n) for n in ARRIVAL)),
-        trainer=None
-        if trainer is None
-        else TrainerFit(
-            **{n: value(trainer, n) for n in TRAINER}, tokens=_range([t[2] for t, _ in series["trainer"].points])
-        ),
+        trainer=None if trainer is None else _trainer(trainer, series["trainer"], phases),
         updates=_updates(phases),
         switch=_switch(phases),
         beside=_beside(beside),
@@ -143,6 +139,14 @@ def make_profile(
         quality=quality,
         **facts,
     )
+
+
+def _trainer(q: Quality, series: Series, phases: Sequence[Phases]) -> TrainerFit:
+    """Updates as fitted, and what one of a run takes beyond that (its records, the engines' reports), as the first
+    deployment's short run says."""
+    fit = TrainerFit(**{n: value(q, n) for n in TRAINER}, tokens=_range([t[2] for t, _ in series.points]))
+    beyond = [p.seconds - fit.seconds(p.rows) for p in (phases[0].train[1:] if phases else ())]
+    return structs.replace(fit, fixed_s=fit.fixed_s + max(median(beyond), 0.0)) if beyond else fit
 
 
 def _fit(name: str, series: Series) -> Quality:

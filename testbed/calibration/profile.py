@@ -160,6 +160,9 @@ class Profile(Struct, frozen=True):
     """By path."""
     switch: SwitchTimes | None = None
     beside: BesideFit | None = None
+    traffic: float = 1.0
+    """How much longer a closed loop of short requests takes than its simulation with these steps: what servers, driver
+    and engines take from each other on the machine's cores while messages come and go. Of every step."""
     controls: dict[str, ControlTimes] = {}
     """By mode of pausing."""
     engines: int = 1

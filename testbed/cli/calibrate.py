@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 
 from testbed.cli.app import Json, Out, Overrides, WithReport, app, command_of
 from testbed.console import bar, complain, err, notes, say
@@ -87,6 +88,7 @@ def calibrate(
         engines=measured[0].engines,
         start_s=measured[0].start_s,
     )
+    profile = structs.replace(profile, traffic=_in_traffic(profile, first, measured[0].traffic))
     write_profile(folder / PROFILE, profile)
     folders.write_json(folder / POINTS, _points(measured[0], series))
     folders.write_json(json_, _figures(profile) | {"folder": str(folder)})
@@ -98,6 +100,24 @@ def calibrate(
     say(f"profile  {folder / PROFILE}")
     if not profile.updates:
         raise RunFailed("no weight update was measured: the short runs published nothing")
+
+
+def _in_traffic(profile: Any, first: Any, points: Sequence[Any]) -> float:
+    """What closed loops took, in what their simulation with this profile takes."""
+    from sim.costs.calibrated import CalibratedCostModel
+    from sim.engine_kind import engine_options
+    from sim.serving.closed_loop import sglang_loop
+    from testbed.scenario.catalogue import gpu_spec, model_spec
+
+    config, costs = first.scenario, CalibratedCostModel(profile)
+    options = engine_options(config, model_spec(config.model, first.base_dir), gpu_spec(config.cluster.gpu))
+    away_s = costs.arrival_base_s + costs.arrival_per_request_s
+    simulated = [
+        len(p.traffic.lengths)
+        / sglang_loop(options, costs, list(p.traffic.lengths), p.traffic.clients, away_s).requests_per_s
+        for p in points
+    ]
+    return sum(p.seconds for p in points) / sum(simulated) if simulated else 1.0
 
 
 def _model(scenario: Any) -> str:
@@ -121,7 +141,7 @@ def _phases(journal: Path) -> Any:
 def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) -> list[Any]:
     """What every deployment gave, in order."""
     from real.calibration.carry_out import calibrate as carry_out
-    from testbed.calibration.design import Plan, beside, controls, design, short_run, update_sizes
+    from testbed.calibration.design import Plan, beside, controls, design, short_run, traffic, update_sizes
     from testbed.commands import folders
     from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 
@@ -136,11 +156,12 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) 
         Plan(
             list(design(*size)),
             list(controls(*size)),
+            traffic(*size),
             update_sizes(context, repeats) if trainer else [],
             beside(*size) if trainer and config.placement.mode == "disaggregated" else [],
             short_run(config),
         ),
-        *(Plan([], [], [], [], short_run(c.scenario)) for c in chosen[1:]),
+        *(Plan([], [], [], [], [], short_run(c.scenario)) for c in chosen[1:]),
     ]
     places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()
@@ -164,7 +185,13 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) 
 def _points(measured: Any, series: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
-    parts = {"engine": measured.engine, "controls": measured.controls, "beside": measured.beside, "series": series}
+    parts = {
+        "engine": measured.engine,
+        "controls": measured.controls,
+        "traffic": measured.traffic,
+        "beside": measured.beside,
+        "series": series,
+    }
     return {name: to_builtins(part) for name, part in parts.items()}
 
 
@@ -201,6 +228,7 @@ def _show(profile: Any) -> None:
         said = ", ".join(f"{part} {1000 * getattr(u, part + '_s'):.0f} ms" for part in parts)
         more = f"; copy {1e9 * u.copy_per_byte_s:.2f} ms each further MB" if u.copy_per_byte_s else ""
         say(f"weight update by {path}, {u.engines} engine{'s' * (u.engines > 1)}, {u.bytes / 1e6:.1f} MB: {said}{more}")
+    say(f"traffic  a closed loop of short requests takes {100 * (profile.traffic - 1):+.1f} % longer than steps alone")
     if profile.beside is not None:
         b = profile.beside
         engine = f"decode steps {100 * (b.decode - 1):.1f} % longer, prefill {100 * (b.prefill - 1):.1f} %"

@@ -6,7 +6,7 @@ It refuses to know options and what is printed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,48 +111,19 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
     from testbed.journal import read_journal
     from testbed.scenario.layout import layout_of
     from testbed.scenario.load import scenario_hash
-    from testbed.validation import plan
     from testbed.validation import result as found
-    from testbed.validation.observed import observe
 
-    config, folder = wanted.scenario, wanted.folder
-    decisions, remarks = [], []
-    real: list[Any] = []
-    timing: list[Any] = []
-    full: list[Any] = []
-    sims: list[Any] = []
-    runs: list[Any] = []
+    config, runs = wanted.scenario, []
     for journal in journals:
         header, _ = read_journal(journal)
         own = scenario_of(journal, header)
         _same_experiment(config, own, str(journal.parent), wanted.name)
         _refuse_foreign_profile(config, wanted.base_dir, header.versions)
         runs.append((journal, own, header))
+    sides = Sides()
     for i, (journal, own, header) in enumerate(runs, 1):
-        run = str(journal.parent)
-        if header.backend != "real":
-            remarks.append(f"{run} is a simulated run: this checks the validation, not the simulator")
-        decisions.append(_replayed(journal, own, run))
-        observed = observe(journal, own)
-        if observed.truncated:
-            remarks.append(f"{observed.truncated}; compared up to there")
-        real.append(observed)
-        batches = len(observed.summary.steps)
-        forced = plan.forces_lengths(own, header.backend)
-        for kind, side, scenario in (
-            ("timing", timing, plan.timing(config, own, batches, journal, forced)),
-            ("full", full, plan.full(config, own, batches, forced)),
-        ):
-            said = f"{wanted.name}: {kind} {i}/{len(journals)}"
-            done = _simulated(scenario, wanted.base_dir, folder / f"{kind}-{i}", said)
-            sims.append(done)
-            if done.summary.finish_reason == "tasks_exhausted":
-                trained = len(done.summary.steps)
-                remarks.append(
-                    f"{kind} {i}: the tasks of the real run gave {trained} of its {batches} batches: groups that it "
-                    "left unfinished at its end have no lengths"
-                )
-            side.append(observe(folder / f"{kind}-{i}" / journal.name, scenario))
+        _compare(journal, own, header.backend, wanted, f"{i}/{len(runs)}", sides)
+    real, timing, full, sims = sides.real, sides.timing, sides.full, sides.sims
     turns, worst = found.turns_of([str(j.parent) for j in journals], real, timing)
     measure = config.experience.staleness.measure
     return found.Validation(
@@ -162,7 +133,7 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
         measure=measure,
         steps=real[0].summary.measured_steps,
         engines=len(layout_of(config).engines),
-        decisions=decisions,
+        decisions=sides.decisions,
         rows=found.rows_of(real, timing, full),
         staleness=found.staleness_of(measure, real, timing, full),
         turns=turns,
@@ -175,8 +146,51 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
         versions=versions(),
         scenario=scenario_hash(config),
         seconds=sum(s.cpu_s for s in sims),
-        remarks=remarks,
+        remarks=sides.remarks,
     )
+
+
+@dataclass
+class Sides:
+    """What the real runs of one scenario, and their simulations, gave, run by run."""
+
+    decisions: list[Any] = field(default_factory=list)
+    real: list[Any] = field(default_factory=list)
+    timing: list[Any] = field(default_factory=list)
+    full: list[Any] = field(default_factory=list)
+    sims: list[Any] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def _compare(journal: Path, own: Any, backend: str, wanted: Wanted, number: str, sides: Sides) -> None:
+    """Replay one run, and simulate it with its own work and in full. `own`: the scenario that it ran."""
+    from testbed.validation import plan
+    from testbed.validation.observed import observe
+
+    config, run = wanted.scenario, str(journal.parent)
+    if backend != "real":
+        sides.remarks.append(f"{run} is a simulated run: this checks the validation, not the simulator")
+    sides.decisions.append(_replayed(journal, own, run))
+    observed = observe(journal, own)
+    if observed.truncated:
+        sides.remarks.append(f"{observed.truncated}; compared up to there")
+    sides.real.append(observed)
+    batches = len(observed.summary.steps)
+    forced = plan.forces_lengths(own, backend)
+    for kind, side, scenario in (
+        ("timing", sides.timing, plan.timing(config, own, batches, journal, forced)),
+        ("full", sides.full, plan.full(config, own, batches, forced)),
+    ):
+        folder = wanted.folder / f"{kind}-{number.partition('/')[0]}"
+        done = _simulated(scenario, wanted.base_dir, folder, f"{wanted.name}: {kind} {number}")
+        sides.sims.append(done)
+        if done.summary.finish_reason == "tasks_exhausted":
+            trained = len(done.summary.steps)
+            sides.remarks.append(
+                f"{kind} {number.partition('/')[0]}: the tasks of the real run gave {trained} of its {batches} "
+                "batches: groups that it left unfinished at its end have no lengths"
+            )
+        side.append(observe(folder / journal.name, scenario))
 
 
 def _same_experiment(config: Any, own: Any, run: str, name: str) -> None:

@@ -248,6 +248,18 @@ def test_batches_of_one_experiment_count_each_where_the_forward_is_in_step() -> 
     assert not [1 for terms, _ in series_of([step, split], [], 8192)["prefill"].points if terms[1] in (32, 224)]
 
 
+def test_what_an_update_of_a_run_takes_beyond_is_added() -> None:
+    """50 ms and 0.2 ms a token alone; in a run 15 ms more. The first of a run is warm-up; one pause does not count."""
+    points = [TrainPoint((n,), 0.05 + 2e-4 * n) for n in (100, 200, 400, 600, 800, 1000)]
+    run = [TrainPoint((128,), t) for t in (9.0, *[0.065 + 2e-4 * 128] * 4, 0.5)]
+    engine = engine_points()
+    fit = make_profile(series_of(engine, points, 8192), engine, [Phases(1024, 1, train=run)]).trainer
+    assert fit is not None and fit.seconds((400,)) == pytest.approx(0.065 + 2e-4 * 400)
+    quick = [Phases(1024, 1, train=[TrainPoint((128,), 0.01)] * 3)]
+    fit = make_profile(series_of(engine, points, 8192), engine, quick).trainer
+    assert fit is not None and fit.seconds((400,)) == pytest.approx(0.05 + 2e-4 * 400), "never quicker than alone"
+
+
 def test_a_pause_of_the_machine_does_not_bend_a_fit() -> None:
     """One measurement of six times as long, and one of a third, among 24 with noise of 2 %."""
     draw = random.Random(4)
