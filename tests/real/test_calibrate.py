@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from real.calibration.beside import IN_A_ROW, measure_beside
-from real.calibration.engine import _batches, measure, measure_controls
+from real.calibration.engine import _batches, measure, measure_controls, measure_traffic
 from real.calibration.updates import measure_updates
 from real.engines.answers import Generated
-from testbed.calibration.design import OUTPUTS, Beside, Control, Experiment, UpdateSize, controls
+from testbed.calibration.design import OUTPUTS, Beside, Control, Experiment, Traffic, UpdateSize, controls
 
 STEP_S, PREFILL_S = 0.01, 0.5
 
@@ -111,6 +111,41 @@ def test_controls_pause_in_every_mode_and_flush_an_idle_engine() -> None:
     assert engine.calls[:4] == ["pause abort", "flush", "resume", "abort_all"]
     assert engine.calls[4:9] == ["generate 8 32", "generate 8 32", "pause abort", "resume", "abort_all"]
     assert all((p.flush_s == 0.0) is (p.running > 0) for p in points)
+
+
+def test_a_closed_loop_sends_the_next_request_when_one_has_ended() -> None:
+    """Two clients, five requests: never more than two at once, each asked once, on both engines."""
+    open_now: list[int] = []
+
+    class Slow(Engine):
+        at_once = 0
+
+        async def generate(self, *, rid: str, input_ids: list[int], max_new_tokens: int, ignore_eos: bool) -> Generated:
+            self.at_once += 1
+            open_now.append(self.at_once)
+            await asyncio.sleep(0.002 * max_new_tokens)
+            self.at_once -= 1
+            return await super().generate(
+                rid=rid, input_ids=input_ids, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
+            )
+
+    loop = Traffic(2, ((4, 1), (5, 9), (6, 2), (7, 1), (8, 2)))
+
+    async def go() -> tuple[list[Slow], Any]:
+        engines = [Slow(), Slow()]
+        return engines, await measure_traffic(engines, [loop], 100, lambda what: None)  # type: ignore
+
+    engines, points = asyncio.run(go())
+    assert max(open_now) == 2
+    for engine, point in zip(engines, points, strict=True):
+        assert sorted(engine.calls[1:]) == [
+            "generate 4 1",
+            "generate 5 9",
+            "generate 6 2",
+            "generate 7 1",
+            "generate 8 2",
+        ]
+        assert point.seconds >= 0.018
 
 
 class Trainer:
