@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from msgspec import structs
 
 from testbed.cli.app import Json, Out, Overrides, WithReport, app, command_of
 from testbed.console import bar, complain, err, notes, say
@@ -46,6 +45,8 @@ def calibrate(
     `simulation.engine_costs: {type: calibrated, profile: FILE}` and `training.cost: {type: calibrated, profile: FILE}`;
     `testbed validate --profile FILE` sets both.
     """
+    from msgspec import structs
+
     from testbed.calibration.make import make_profile, series_of
     from testbed.calibration.profile import write_profile
     from testbed.cli.real import ready_for_real
