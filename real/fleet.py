@@ -36,7 +36,8 @@ class EngineSlot:
         self.turns: dict[int, asyncio.Task[Any]] = {}
         """Trajectory -> its request."""
         self.computed: dict[int, int] = {}
-        """Group -> oldest version whose KV of its prompt may still be in the cache."""
+        """First token of a prompt -> oldest version whose KV of it may still be in the cache: what is found of a prompt
+        begins with it, and no KV in the cache is computed on older KV than it follows."""
         self.prompt_tokens = self.recomputed_tokens = 0
         """Prompt tokens computed, and those of them that their trajectory had computed before."""
         self.before: Loads | None = None
@@ -101,7 +102,7 @@ class Fleet:
     async def _turn(self, slot: EngineSlot, a: do.StartTurn, c: Conversation, sent_t: float) -> None:
         limits = self._environment.limits(c.task, c.member, a.turn, len(c.ids))
         version, prompt = slot.version, len(c.ids)
-        slot.computed.setdefault(a.group, version)
+        slot.computed.setdefault(c.ids[0], version)
         try:
             g = await slot.handle.client.generate(
                 rid=f"{a.trajectory}-{a.turn}",
@@ -174,7 +175,7 @@ class Fleet:
                 "abort" if cut else "tool_calls" if call is not None else reason,
                 cut or call is not None,
                 recomputed,
-                (slot.computed.get(a.group, version) if self._kv == "keep" else version) if g.cached_tokens else -1,
+                (slot.computed.get(c.ids[0], version) if self._kv == "keep" else version) if g.cached_tokens else -1,
                 g.retractions,
             )
         )

@@ -374,16 +374,35 @@ def test_ap_04_and_ap_09_paused_programs_get_no_call_until_they_are_restored(bac
     assert pauses > 0 and sent > 0
 
 
-def test_ap_05_turns_and_tools_alternate(backend: Backend) -> None:
+@pytest.mark.parametrize("name", ["sync", "tools"])
+def test_ap_01_and_ap_05_and_ap_08_one_call_or_calls_and_tools_in_turn(backend: Backend, name: str) -> None:
+    """Reasoning and acting alternate, and what acts is in no engine; a task of one call is a loop without tools. The
+    task ends after its last call, whatever came before."""
     steps: dict[int, list[str]] = {}
+    in_engines: set[int] = set()
     for _, x in every(
-        backend.run(system(backend, "tools"), ()), said.TurnFinished, do.RunTool, said.ToolFinished, do.ComputeSignals
+        backend.run(system(backend, name), ()),
+        do.StartTurn,
+        said.TurnFinished,
+        said.TurnFailed,
+        do.RunTool,
+        said.ToolFinished,
+        do.ComputeSignals,
     ):
         ids = x.trajectories if isinstance(x, do.ComputeSignals) else (x.trajectory,)
+        if isinstance(x, do.StartTurn):
+            in_engines.add(x.trajectory)
+        elif isinstance(x, said.TurnFinished | said.TurnFailed):
+            in_engines.discard(x.trajectory)
+        else:
+            assert in_engines.isdisjoint(ids), "acting and scoring hold no slot"
         for i in ids:
-            steps.setdefault(i, []).append(type(x).__name__)
+            if not isinstance(x, do.StartTurn | said.TurnFailed):
+                steps.setdefault(i, []).append(type(x).__name__)
     whole = [s for s in steps.values() if s[-1] == "ComputeSignals"]
     assert whole
+    calls = Counter(s.count("TurnFinished") for s in whole)
+    assert set(calls) == {1} if name == "sync" else max(calls) > 1
     for s in whole:
         turns = s.count("TurnFinished")
         assert s == ["TurnFinished", "RunTool", "ToolFinished"] * (turns - 1) + ["TurnFinished", "ComputeSignals"]

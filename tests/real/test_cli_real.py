@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -120,6 +121,16 @@ def refused(file: Path, *overrides: str) -> str:
 def test_what_cannot_run_is_said_in_one_message(small: Path, overrides: tuple[str, ...], said: tuple[str, ...]) -> None:
     message = refused(small, *overrides)
     assert all(s in message for s in said), message
+
+
+def test_rk_05_speculation_is_refused_with_what_the_cpu_path_lacks(small: Path) -> None:
+    """One message. The day SGLang's attention for CPUs has a step that verifies drafts, the second half fails, and
+    speculation is to be offered."""
+    message = refused(small, "rollout.engine.speculative={accept_length: 2.0}")
+    assert message.count("rollout.engine.speculative: ") == 2, "the key, and what to write instead"
+    assert "torch_native" in message and "simulated only" in message and "rollout.engine.speculative: null" in message
+    source = importlib.util.find_spec("sglang.srt.layers.attention.torch_native_backend").origin
+    assert "verify" not in Path(source).read_text()
 
 
 def test_an_engine_that_dies_at_start_shows_its_last_log_lines(small: Path) -> None:

@@ -73,7 +73,7 @@ REFUSED = [
     (
         ("rollout.engine.speculative={accept_length: 2.5}",),
         "rollout.engine.speculative",
-        "simulated only",
+        "SGLang's attention (torch_native) cannot",
         ("rollout.engine.speculative=null",),
     ),
     (

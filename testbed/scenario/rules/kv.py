@@ -108,10 +108,15 @@ def real_engines_keep_kv_on_the_gpu(c: Context) -> Iterator[Fault]:
 
 
 def real_engines_do_not_speculate(c: Context) -> Iterator[Fault]:
-    """SGLang's speculative decoding is not switched on yet."""
+    """Drafts are verified by a step over several tokens of each sequence at once. SGLang's attention for CPUs without
+    AMX (`torch_native`) has no such step, and the kernels that walk through the drafts are compiled (`sgl_kernel`)."""
     key = "rollout.engine.speculative"
     if c.scenario.rollout.engine.speculative is not None:
-        yield Fault(key, "real engines are started without it; it is simulated only", f"{key}: null")
+        what = (
+            "real engines verify no drafts: on a CPU, SGLang's attention (torch_native) cannot, and on a GPU it is not "
+            "switched on yet; it is simulated only"
+        )
+        yield Fault(key, what, f"{key}: null")
 
 
 def real_engines_fetch_no_kv(c: Context) -> Iterator[Fault]:

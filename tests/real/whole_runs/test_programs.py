@@ -13,7 +13,9 @@ from real.environments.base import RealTask, ToolCall
 from real.environments.workspace import SOLUTION, Workspace
 from testbed.core import actions as do
 from testbed.core import events as said
+from testbed.metrics.run import RunMetrics
 from testbed.scenario import Scenario
+from testbed.scenario.layout import layout_of
 from tests.contract.test_contract import every
 from tests.support.invariants import Record, replayed, watched
 from tests.support.scenarios import scenario
@@ -22,6 +24,7 @@ STICKY = {"rollout__routing": {"type": "session_affinity"}}
 THUNDER = {"type": "thunder_agent", "tick_s": 0.5, "acting_half_life_s": None}
 PROGRAMS, TURNS, PROMPT = 48, 4, 1000
 """At their last call 48 x 1,366 tokens, twice what both engines hold."""
+TOOL_S = PREPARE_S = 0.3
 
 
 def pressed(programs: dict[str, Any]) -> Scenario:
@@ -39,7 +42,8 @@ def pressed(programs: dict[str, Any]) -> Scenario:
     tree = config.model_dump(mode="json")
     for name, n in {"prompt": PROMPT, "reply": 24, "observation": 90}.items():
         tree["workload"][name] = {"type": "fixed", "tokens": n}
-    tree["workload"] |= {"max_response_length": 64, "tool_time": {"type": "fixed", "seconds": 0.3}}
+    tree["workload"] |= {"max_response_length": 64, "tool_time": {"type": "fixed", "seconds": TOOL_S}}
+    tree["workload"]["tools"]["environment_prepare"] = {"type": "fixed", "seconds": PREPARE_S}
     return Scenario.model_validate(tree)
 
 
@@ -49,17 +53,53 @@ def recomputed_share(records: list[Record]) -> float:
     return float(sum(e.recomputed_tokens for e in later) / sum(e.prompt_tokens for e in later))
 
 
-def test_ap_09_and_ap_10_programs_keep_their_kv_where_requests_lose_it(rig: Any) -> None:
+@pytest.fixture(scope="module")
+def under_pressure(rig: Any) -> dict[str, tuple[Scenario, list[Record]]]:
+    configs = {"requests": pressed({"type": "none"}), "programs": pressed(THUNDER)}
+    return {name: (config, rig.run(config)) for name, config in configs.items()}
+
+
+Runs = dict[str, tuple[Scenario, list[Record]]]
+
+
+def test_ap_09_and_ap_10_programs_keep_their_kv_where_requests_lose_it(under_pressure: Runs) -> None:
     shares = {}
-    for name, programs in (("requests", {"type": "none"}), ("programs", THUNDER)):
-        config = pressed(programs)
-        records = rig.run(config)
+    for name, (config, records) in under_pressure.items():
         watched(config, records)
         replayed(config, records)
         shares[name] = recomputed_share(records)
-        if name == "programs":
-            assert every(records, do.PauseProgram), "there was pressure"
+    assert every(under_pressure["programs"][1], do.PauseProgram), "there was pressure"
     assert shares["requests"] > 0.4 and shares["programs"] < 0.7 * shares["requests"]
+
+
+def test_ap_11_environments_are_prepared_while_their_programs_wait(under_pressure: Runs) -> None:
+    """Requests start with their environment; of the programs that wait for memory, some have theirs before."""
+    at_once = {}
+    for name, (_, records) in under_pressure.items():
+        first: dict[int, bool] = {}
+        for event, actions in records:
+            for a in actions:
+                if isinstance(a, do.StartTurn):
+                    mine = isinstance(event, said.EnvironmentReady) and event.trajectory == a.trajectory
+                    first.setdefault(a.trajectory, mine)
+        asked = {a.trajectory: t for t, a in every(records, do.PrepareEnvironment)}
+        ready = {e.trajectory: t for t, e in every(records, said.EnvironmentReady)}
+        assert all(ready[i] - asked[i] >= PREPARE_S for i in first) and len(first) == PROGRAMS
+        at_once[name] = sum(first.values())
+    assert at_once["requests"] == PROGRAMS > at_once["programs"]
+
+
+def test_ap_07_tasks_are_reported_beside_tokens(under_pressure: Runs) -> None:
+    """Tasks a second, and what a task's time goes into, tools among it, against a count by hand."""
+    for config, records in under_pressure.values():
+        metrics = RunMetrics(config, layout_of(config))
+        for event, actions in records:
+            metrics.observe(event, actions)
+        figures = metrics.summary()
+        assert figures.trajectories_per_s == pytest.approx(PROGRAMS / figures.measured_s)
+        assert (TURNS - 1) * TOOL_S <= figures.trajectory.tool < (TURNS - 1) * TOOL_S + 1.0
+        tokens = sum(e.output_tokens for _, e in every(records, said.TurnFinished, said.TurnFailed))
+        assert figures.generated_tokens_per_s_per_gpu * figures.num_gpus * figures.measured_s == pytest.approx(tokens)
 
 
 CODES = {
