@@ -189,6 +189,13 @@ class LengthsWorkload(Section):
         return self
 
 
+class Swing(Section):
+    """Arrivals per second go up and down as 1 + share x sin(2 pi t / period) around what they were."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    period_s: PositiveFloat
+
+
 class TraceWorkload(Section):
     """Requests of a recorded trace: input lengths, output lengths, prefix block ids and, if wanted, arrival times."""
 
@@ -198,10 +205,18 @@ class TraceWorkload(Section):
     """`trace`: requests arrive when the trace says. `closed`: the core draws them in the order of the trace."""
     time_scale: PositiveFloat = 1.0
     """Arrival times are multiplied by this (2: half the load)."""
+    swing: Swing | None = None
+    """An uneven load of the same requests, by the scaled times; null: as the trace has it."""
     max_requests: PositiveInt | None = None
     max_response_length: PositiveInt = 16384
     rewards: Rewards = Rewards()
     tools: Tools = Tools()
+
+    @model_validator(mode="after")
+    def _swings(self) -> TraceWorkload:
+        if self.swing is not None and self.arrivals == "closed":
+            raise ValueError("`swing` moves arrivals, which belong to `arrivals: trace`")
+        return self
 
 
 class SessionsWorkload(Section):

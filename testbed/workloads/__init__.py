@@ -39,7 +39,7 @@ from testbed.workloads.plan import (
     prompt_content,
 )
 from testbed.workloads.sessions import read_sessions, session_tasks
-from testbed.workloads.trace import read_trace, trace_tasks
+from testbed.workloads.trace import read_trace, trace_arrivals, trace_tasks
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -83,13 +83,13 @@ def _lengths(config: LengthsWorkload, scenario: Scenario, base_dir: Path) -> Wor
 def _trace(config: TraceWorkload, scenario: Scenario, base_dir: Path) -> Workload:
     trace = read_trace(config.trace, base_dir)
     open_arrivals = config.arrivals == "trace"
-    times = (t * config.time_scale for t in trace.arrival_s) if open_arrivals else None
+    times = iter(trace_arrivals(config, trace)) if open_arrivals else None
     kinds = {
         "prompts": "measured",
         "reply_lengths": "measured",
         "tools": "assumed",
         "rewards": "assumed",
-        "arrivals": "measured" if open_arrivals else "assumed",
+        "arrivals": "measured" if open_arrivals and config.swing is None else "assumed",
     }
     return TaskStream(trace_tasks(config, trace, *_run(scenario)), times, _fingerprint(scenario, trace.sha256), kinds)
 

@@ -8,6 +8,7 @@ only.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -15,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from testbed.scenario.workload import TraceWorkload
@@ -54,6 +56,8 @@ class Trace(Struct):
         return tuple(runs), blocks
 
 
+_HALVINGS = 60
+"""Of an interval of one swing: what is left is below the spacing of floats."""
 _MOST_BLOCKS = 1 << 20
 """Blocks a fresh prompt may have (over 500 million tokens)."""
 
@@ -167,6 +171,22 @@ def explain(error: msgspec.DecodeError) -> str:
     if isinstance(error, msgspec.ValidationError):
         return str(error)
     return f"not a complete JSON object: {error}"
+
+
+def trace_arrivals(config: TraceWorkload, trace: Trace) -> list[float]:
+    """Seconds at which the requests arrive: the trace's, scaled; with a swing, the times u at which
+    u + share T / (2 pi) (1 - cos(2 pi u / T)), the integral of the rate, reaches them."""
+    times = [t * config.time_scale for t in trace.arrival_s]
+    if config.swing is None:
+        return times
+    t = np.asarray(times)
+    share, period = config.swing.share, config.swing.period_s
+    high, low = t, t - share * period / math.pi
+    for _ in range(_HALVINGS):
+        u = (low + high) / 2
+        late = u + share * period / (2 * math.pi) * (1 - np.cos(2 * math.pi * u / period)) > t
+        low, high = np.where(late, low, u), np.where(late, u, high)
+    return [float(u) for u in np.maximum(high, 0.0)]
 
 
 def trace_tasks(config: TraceWorkload, trace: Trace, members: int, seed: int, ignore_eos: bool) -> Iterator[Task]:

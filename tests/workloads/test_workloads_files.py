@@ -119,6 +119,21 @@ def test_recorded_arrivals_come_when_the_trace_says() -> None:
     assert workload(scenario({"type": "trace", "trace": "azure_conv"}), ROOT).arrivals() is None
 
 
+def test_a_swing_brings_more_while_the_rate_is_up_and_the_same_in_a_whole_period(tmp_path: Path) -> None:
+    """1,000 even arrivals, one a second. By hand, with 0.5 and 100 s: half a period brings 50 + 0.5 x 100 / pi = 65.9
+    of them, a quarter 25 + 0.5 x 100 / (2 pi) = 32.96, whole ones 100 each."""
+    rows = [{"timestamp": 1000 * t, "input_length": 7, "output_length": 5, "hash_ids": [t]} for t in range(1000)]
+    (tmp_path / "even.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = {"type": "trace", "trace": "even.jsonl", "arrivals": "trace", "swing": {"share": 0.5, "period_s": 100.0}}
+    arrivals = workload(scenario(config), tmp_path).arrivals()
+    assert arrivals is not None
+    times = [t for t, _ in arrivals]
+    assert times == sorted(times) and times[0] == 0.0 and times[100] == pytest.approx(100.0)
+    assert [sum(t <= end for t in times) for end in (25.0, 50.0, 100.001, 125.0, 150.0)] == [33, 66, 101, 133, 166]
+    with pytest.raises(ValueError, match="`swing` moves arrivals"):
+        scenario({k: v for k, v in config.items() if k != "arrivals"})
+
+
 def test_prompt_lengths_from_a_trace_repeat_with_fresh_content(tmp_path: Path) -> None:
     rows = [{"timestamp": t, "input_length": 700, "output_length": 5, "hash_ids": [9, 10 + t]} for t in range(3)]
     (tmp_path / "three.jsonl").write_text("\n".join(map(json.dumps, rows)))
