@@ -113,8 +113,8 @@ def facts(profile: Profile) -> dict[str, str]:
         found["start"] = f"{numbers.seconds(profile.start_s)} from nothing to a deployment that is ready"
     if profile.traffic != 1.0:
         found["in traffic"] = (
-            f"a closed loop of short requests takes {numbers.signed_percent(profile.traffic - 1)} than its simulation "
-            "with these steps; every step is taken to"
+            f"a closed loop of short requests takes {numbers.grouped(profile.traffic, 3)} times what these steps sum "
+            "to, and so does every step of a simulation"
         )
     if profile.beside is not None:
         b = profile.beside

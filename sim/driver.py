@@ -85,7 +85,7 @@ class SimulatedBackend:
             scenario, self.clock, self.store, self.workload, trainer, self.tell, self.fleet.report_each
         )
         self.fleet.machine = self.services.machine = shared_machine(
-            scenario, self.clock, self.costs, self.fleet.use_costs
+            scenario, self.clock, self.costs, len(self.engines), self.fleet.use_costs
         )
         self.weights = WeightSteps(scenario, layout, self.clock, self.fleet, self.paths, self.tell)
         self._pending: deque[said.Event] = deque()

@@ -1,7 +1,8 @@
 """Engines and a trainer on one machine slow each other down while both work (memory bandwidth, caches).
 
-While the trainer works, engines take their steps from a slower cost model; while any engine works, the trainer's jobs
-go on at a lower speed. By how much, a calibration says. It refuses to know what the jobs are and why engines work.
+While the trainer works, engines take their steps from a slower cost model; while engines work, the trainer's jobs go
+on at a lower speed. By how much, a calibration says that had all engines work; with a part of them, a job takes that
+part of the extra time. It refuses to know what the jobs are and why engines work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Job:
 
 
 class SharedMachine:
-    """`slow_down`: how much longer the trainer's jobs take while an engine works. `switch` has every engine take its
+    """`slow_down`: how much longer the trainer's jobs take while all `engines` work. `switch` has every engine take its
     steps from these costs from now on."""
 
     def __init__(
@@ -39,12 +40,13 @@ class SharedMachine:
         alone: CostModel,
         beside: CostModel,
         slow_down: float,
+        engines: int,
         switch: Callable[[CostModel], None],
     ) -> None:
         self._clock = clock
         self._alone = alone
         self._beside = beside
-        self._slow = 1.0 / slow_down
+        self._longer_by_each = (slow_down - 1.0) / engines
         self._switch = switch
         self._jobs: list[Job] = []
         self._slowed = False
@@ -76,7 +78,7 @@ class SharedMachine:
 
     @property
     def _speed(self) -> float:
-        return self._slow if self._engines else 1.0
+        return 1.0 / (1.0 + self._longer_by_each * len(self._engines))
 
     def _aim(self, job: Job, speed: float) -> None:
         """Its end, now that the speed is no longer `speed`."""
@@ -96,10 +98,10 @@ class SharedMachine:
 
 
 def shared_machine(
-    scenario: Scenario, clock: Clock, costs: CostModel, switch: Callable[[CostModel], None]
+    scenario: Scenario, clock: Clock, costs: CostModel, engines: int, switch: Callable[[CostModel], None]
 ) -> SharedMachine | None:
     """None where nothing was measured, or engines and trainer take turns."""
     if not isinstance(costs, CalibratedCostModel) or costs.beside is None or scenario.placement.mode == "colocated":
         return None
     beside, slow_down = costs.beside
-    return SharedMachine(clock, costs, beside, slow_down, switch)
+    return SharedMachine(clock, costs, beside, slow_down, engines, switch)

@@ -109,7 +109,7 @@ class BesideFit(Struct, frozen=True, forbid_unknown_fields=True):
     prefill: float
     """A prefill batch while the trainer trains."""
     train: float
-    """An optimizer update while an engine generates."""
+    """An optimizer update while all engines generate."""
 
 
 class FitRanges(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -36,9 +36,10 @@ from tests.support.scenarios import COLOCATED, scenario
 ALONE, BESIDE = LinearCosts(1.0, 0.0, 0.0), LinearCosts(2.0, 0.0, 0.0)
 
 
-def machine(slow_down: float) -> tuple[Clock, SharedMachine, list[Any]]:
+def machine(slow_down: float, engines: int = 1) -> tuple[Clock, SharedMachine, list[Any]]:
     clock, switched = Clock(), []
-    return clock, SharedMachine(clock, ALONE, BESIDE, slow_down, lambda c: switched.append((clock.now, c))), switched
+    shared = SharedMachine(clock, ALONE, BESIDE, slow_down, engines, lambda c: switched.append((clock.now, c)))
+    return clock, shared, switched
 
 
 @settings(max_examples=50, deadline=None)
@@ -75,16 +76,17 @@ def test_engines_are_slow_from_the_first_job_to_the_last() -> None:
     assert switched == [(0.0, BESIDE), (5.0, ALONE), (10.0, BESIDE), (11.0, ALONE)]
 
 
-def test_the_second_engine_does_not_slow_a_trainer_further() -> None:
-    clock, shared, _ = machine(2.0)
+def test_each_engine_adds_its_part_of_the_extra_time() -> None:
+    """Two of two: three times as long; one of two: twice."""
+    clock, shared, _ = machine(3.0, engines=2)
     ended: list[float] = []
     shared.engine_works(0, True)
     shared.engine_works(1, True)
-    shared.work(3.0, lambda _: ended.append(clock.now), None)
-    clock.at(2.0, ARRIVE, lambda _: shared.engine_works(0, False))
-    clock.at(4.0, ARRIVE, lambda _: shared.engine_works(1, False))
+    shared.work(4.0, lambda _: ended.append(clock.now), None)
+    clock.at(3.0, ARRIVE, lambda _: shared.engine_works(0, False))
+    clock.at(5.0, ARRIVE, lambda _: shared.engine_works(1, False))
     clock.run_events(100)
-    assert ended == [5.0]  # 4 s at half speed, and 1 s
+    assert ended == [pytest.approx(7.0)]  # 3 s at a third, 2 s at half speed, and 2 s
 
 
 @pytest.mark.parametrize("mode", ["iterate", "skip"])
