@@ -1,16 +1,23 @@
 """What is to happen, in order: calls at exact absolute times, by (time, priority, number).
 
-The part of the virtual clock that every event passes. It refuses to know priority classes, host time and SimPy: entries
-that are not calls are handed to whoever runs it.
+The part of the virtual clock that every event passes. It refuses to know priority classes, host time and SimPy.
+
+Not a heap, whose entries are compared ten times each before they are first. Calls that are far away are only collected.
+When the near ones have happened, the far ones are sorted, which is little work as most of them were sorted before, and
+the first eighth of them is near.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
-from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 Callback = Callable[[Any], object]
+
+_AT_LEAST = 16
+"""So many calls become near at once, if there are as many."""
 
 
 def ignore(arg: Any) -> None:
@@ -27,7 +34,7 @@ class Call:
         self.arg = arg
 
     def cancel(self) -> None:
-        """Do nothing when the time comes. O(1): the entry stays in the heap and is still counted as an event."""
+        """Do nothing when the time comes. O(1): the entry stays in the agenda and is still counted as an event."""
         self.callback = ignore
         self.arg = None
 
@@ -37,23 +44,30 @@ def _make(call: Call) -> None:
 
 
 class Agenda:
-    """A heap of calls, each one tuple: (time, priority, number, callback, argument). `now` in seconds."""
+    """Calls to come, each one tuple: (time, priority, number, callback, argument). `now` in seconds."""
 
-    __slots__ = ("events", "heap", "now", "number", "stopped")
+    __slots__ = ("_far", "_horizon", "_near", "_next", "events", "now", "number", "stopped")
 
     def __init__(self, now: float) -> None:
         self.now = now
-        self.heap: list[Any] = []
+        self._near: list[Any] = []
+        """Calls up to the horizon, in order; those before the `_next`-th have happened and are None."""
+        self._next = 0
+        self._far: list[Any] = []
+        """Calls beyond the horizon: first those that were sorted, then those that have come since."""
+        self._horizon = -inf
+        """Seconds."""
         self.number = 0
-        """Entries made so far."""
+        """Calls entered so far."""
         self.events = 0
-        """Entries that have happened."""
+        """Calls that have happened."""
         self.stopped = False
         """Set by a callback: `run` returns after it."""
 
-    def next_number(self) -> int:
-        self.number = number = self.number + 1
-        return number
+    @property
+    def next_t(self) -> float:
+        """Time of the first call; infinite if there is none."""
+        return self._near[self._next][0] if self._is_any() else inf
 
     def put(self, time: float, priority: int, callback: Callback, arg: Any) -> None:
         """Call `callback(arg)` at `time` (s, absolute), after everything of the same time with a lower priority
@@ -64,7 +78,10 @@ class Agenda:
         if not time >= self.now:
             raise ValueError(f"time {time!r} s is before now ({self.now!r} s)")
         self.number = number = self.number + 1
-        heappush(self.heap, (time, priority, number, callback, arg))
+        if time > self._horizon:
+            self._far.append((time, priority, number, callback, arg))
+        else:
+            insort(self._near, (time, priority, number, callback, arg), self._next)
 
     def at(self, time: float, priority: int, callback: Callback, arg: Any = None) -> Call:
         """As `put`, with a handle to cancel it by."""
@@ -72,23 +89,41 @@ class Agenda:
         self.put(time, priority, _make, call)
         return call
 
-    def run(self, most: int, until: float, other: Callable[[], None]) -> None:
-        """Up to `most` entries; fewer if there is none any more up to `until` (s), or `stopped` is set meanwhile.
+    def _is_any(self) -> bool:
+        """Whether there are calls; then the first of them is near."""
+        if self._next == len(self._near) and self._far:
+            self._come_near()
+        return self._next < len(self._near)
 
-        `other` makes the first entry happen if it is not a call, and counts it.
-        """
-        heap = self.heap
+    def _come_near(self) -> None:
+        """No call is near any more: the first of the far ones are from now on."""
+        far = self._far
+        far.sort()
+        total = len(far)
+        count = min(max(_AT_LEAST, total >> 3), total)
+        horizon: float = far[count - 1][0]
+        while count < total and far[count][0] == horizon:
+            count += 1
+        self._near = far[:count]
+        self._next = 0
+        self._horizon = horizon
+        del far[:count]
+
+    def step(self) -> None:
+        """The first call happens. Raises IndexError if there is none."""
+        if not self._is_any():
+            raise IndexError("nothing is to happen")
+        near, place = self._near, self._next
+        call = near[place]
+        near[place] = None
+        self._next = place + 1
+        self.now = call[0]
+        self.events += 1
+        call[3](call[4])
+
+    def run(self, most: int, until: float) -> None:
+        """Up to `most` calls; fewer if there is none any more up to `until` (s), or `stopped` is set meanwhile."""
         done = 0
-        while heap and done < most and not self.stopped:
-            entry = heap[0]
-            time: float = entry[0]
-            if time > until:
-                break
-            if len(entry) == 5:
-                heappop(heap)
-                self.now = time
-                done += 1
-                entry[3](entry[4])
-            else:
-                other()
-        self.events += done
+        while done < most and not self.stopped and self._is_any() and self._near[self._next][0] <= until:
+            self.step()
+            done += 1

@@ -1,17 +1,17 @@
 """The virtual clock: SimPy's event loop with plain callbacks at exact absolute times.
 
-Responsible for the order of what happens: (time, priority class, sequence number), the same in every run. The heap is
-`agenda`'s, and holds SimPy's own events too. It refuses to know what a callback does, host time, and processes per
+Responsible for the order of what happens: (time, priority class, sequence number), the same in every run. `agenda`
+keeps it, SimPy's own events among the calls. It refuses to know what a callback does, host time, and processes per
 request: one pending call per engine, trainer, link or tool is all that models need.
 """
 
 from __future__ import annotations
 
-from heapq import heappop
 from math import inf
 from typing import Any, Final
 
 import simpy
+from simpy import events as simpys
 from simpy.core import EmptySchedule
 
 from sim.agenda import Agenda, Call, Callback
@@ -46,9 +46,10 @@ class Clock(simpy.Environment):
         self.agenda = Agenda(initial_time)
         """For models that are asked often."""
         super().__init__(initial_time)
-        # SimPy's own entries are of four, and end with the event; they count with the calls.
-        self._queue = self.agenda.heap
-        self._eid = iter(self.agenda.next_number, -1)  # type: ignore[assignment]
+
+    @property
+    def now(self) -> float:
+        return self.agenda.now
 
     @property
     def _now(self) -> float:
@@ -72,27 +73,30 @@ class Clock(simpy.Environment):
 
     @property
     def next_t(self) -> float:
-        """Time of the first entry; infinite if nothing is scheduled."""
-        heap = self.agenda.heap
-        return heap[0][0] if heap else inf
+        """`Agenda.next_t`."""
+        return self.agenda.next_t
 
     def at(self, time: float, priority: int, callback: Callback, arg: Any = None) -> Call:
         """`Agenda.at`."""
         return self.agenda.at(time, priority, callback, arg)
 
+    def schedule(self, event: simpy.Event, priority: int = simpys.NORMAL, delay: float = 0) -> None:
+        """One of SimPy's own events: a call like any other."""
+        self.agenda.put(self.agenda.now + delay, priority, self._happen, event)
+
+    def _happen(self, event: simpy.Event) -> None:
+        self._queue.append((self.agenda.now, simpys.NORMAL, 0, event))  # SimPy's `step` takes it from here
+        super().step()
+
+    def peek(self) -> float:
+        return self.agenda.next_t
+
     def step(self) -> None:
-        """The next event; SimPy's `step` with a short way for calls. Raises EmptySchedule if nothing is scheduled."""
-        agenda = self.agenda
-        if not agenda.heap:
+        """The next event. Raises EmptySchedule if nothing is scheduled."""
+        if self.agenda.next_t == inf:
             raise EmptySchedule
-        agenda.events += 1
-        if len(agenda.heap[0]) != 5:  # not a call
-            super().step()
-            return
-        entry = heappop(agenda.heap)
-        agenda.now = entry[0]
-        entry[3](entry[4])
+        self.agenda.step()
 
     def run_events(self, most: int, until: float = inf) -> None:
         """`Agenda.run`."""
-        self.agenda.run(most, until, self.step)
+        self.agenda.run(most, until)
