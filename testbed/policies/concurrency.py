@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from testbed.core.events import LoadReported
 from testbed.scenario import rollout
@@ -28,40 +28,25 @@ TRIM_COOLDOWN_POLLS = 6
 """Polls between two trims: a trim shows only when turns have ended (prime-rl)."""
 
 
-class Concurrency(Protocol):
-    """Limits turns in flight. `in_flight` counts turns that were sent to an engine and have not ended."""
+class Unlimited:
+    """Every turn is sent at once; the engine's own queue does the rest. Base of all limits.
 
-    @property
-    def report_interval_s(self) -> float | None:
-        """How often engines should report their load, seconds; None: not needed."""
-        ...
+    `in_flight` counts turns that were sent to an engine and have not ended.
+    """
+
+    report_interval_s: float | None = None
+    """How often engines should report their load, seconds; None: not needed."""
 
     def may_start(self, in_flight: int) -> bool:
         """Whether one more turn may be sent. To be asked whenever a turn waits and something changed."""
-        ...
-
-    def engine_full(self, engine: int, in_flight_there: int) -> bool:
-        """Whether this engine may get no further turn."""
-        ...
-
-    def observe(self, report: LoadReported) -> None:
-        """One engine reports its load."""
-        ...
-
-
-class Unlimited:
-    """Every turn is sent at once; the engine's own queue does the rest."""
-
-    report_interval_s: float | None = None
-
-    def may_start(self, in_flight: int) -> bool:
         return True
 
     def engine_full(self, engine: int, in_flight_there: int) -> bool:
+        """Whether this engine may get no further turn."""
         return False
 
     def observe(self, report: LoadReported) -> None:
-        pass
+        """One engine reports its load."""
 
 
 class Fixed(Unlimited):
@@ -220,7 +205,7 @@ class KvAimd(Unlimited):
         return float(min(self._config.max_inflight, max(self._config.min_inflight, limit)))
 
 
-_POLICIES: dict[str, Callable[[Any], Concurrency]] = {
+_POLICIES: dict[str, Callable[[Any], Unlimited]] = {
     "unlimited": lambda config: Unlimited(),
     "fixed": lambda config: Fixed(config.max_concurrent),
     "per_engine": lambda config: PerEngine(config.max_concurrent_per_engine),
@@ -229,6 +214,6 @@ _POLICIES: dict[str, Callable[[Any], Concurrency]] = {
 }
 
 
-def concurrency(config: rollout.Concurrency) -> Concurrency:
+def concurrency(config: rollout.Concurrency) -> Unlimited:
     """The limit that the scenario asks for."""
     return _POLICIES[config.type](config)

@@ -5,7 +5,7 @@ cache and whether a turn may start at all (`concurrency`).
 
 | type | rule | cost of one choice |
 |---|---|---|
-| `random`, `round_robin`, `power_of_two`, `least_load` | `balancing` | a few operations on bit masks; prompts: O(log engines) |
+| `random`, `round_robin`, `power_of_two`, `least_load` | `balancing` | O(1), the least loaded looked up in a list; prompts: O(log engines) |
 | `consistent_hashing`, `bounded_consistent_hashing`, `prefix_hash` | `hashing` | O(log(engines x virtual nodes)) + places passed on the ring |
 | `session_affinity` | `affinity` | O(1) |
 | `cache_aware` | `affinity` | O(blocks of the prompt) |

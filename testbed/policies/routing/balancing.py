@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from testbed.policies.routing.base import LoadTracking, RouteRequest, UniformSource
 from testbed.policies.routing.loads import lowest_bit
-from testbed.policies.routing.order import EngineOrder, OrderTracking, Outstanding
+from testbed.policies.routing.order import EngineOrder, Outstanding
 
 
 class LeastLoadRouter(LoadTracking):
@@ -19,7 +19,7 @@ class LeastLoadRouter(LoadTracking):
         return self.loads.least()
 
 
-class LeastTokensRouter(OrderTracking):
+class LeastTokensRouter(LoadTracking):
     """argmin over open engines of (prompt tokens of the turns there, turns, index): SGLang's `least_load`
     (`sgl-model-gateway/src/policies/least_load.rs`), which counts characters and lets the first sent end first.
     """
@@ -40,6 +40,10 @@ class LeastTokensRouter(OrderTracking):
         self.loads.started(engine)
         self._sent.add(engine, request.trajectory, request.prompt_tokens)
         self._add(engine, request.prompt_tokens)
+
+    def open(self, engine: int) -> None:
+        super().open(engine)
+        self._order.opened(engine)
 
     def finished(self, engine: int, trajectory: int = -1) -> None:
         super().finished(engine)

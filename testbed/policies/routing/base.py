@@ -8,30 +8,41 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import Struct
-
 from testbed.policies.routing.loads import Loads
 
 
-class RouteRequest(Struct, frozen=True, gc=False):
-    """One turn that needs an engine."""
+class RouteRequest:
+    """One turn that needs an engine. Not changed once it is made."""
 
-    trajectory: int
-    group: int
-    turn: int
-    task: int
-    prompt_tokens: int
-    """Whole prompt of this turn, history included."""
-    blocks: tuple[int, ...] = ()
-    """Prefix block ids, as far as known; equal leading ids are a shared prefix. Empty: the group's prompt counts as
-    one block.
-    """
-    block_tokens: int = 0
-    """Tokens of one block; the last block may be cut by `prompt_tokens`."""
-    home: int = -1
-    """Engine of the trajectory's previous turn; -1: none."""
-    t: float = 0.0
-    """When it is asked, seconds; never falls from one request to the next."""
+    __slots__ = ("block_tokens", "blocks", "group", "home", "prompt_tokens", "t", "task", "trajectory", "turn")
+
+    def __init__(
+        self,
+        trajectory: int,
+        group: int,
+        turn: int,
+        task: int,
+        prompt_tokens: int,
+        blocks: tuple[int, ...] = (),
+        block_tokens: int = 0,
+        home: int = -1,
+        t: float = 0.0,
+    ) -> None:
+        self.trajectory = trajectory
+        self.group = group
+        self.turn = turn
+        self.task = task
+        self.prompt_tokens = prompt_tokens
+        """Whole prompt of this turn, history included."""
+        self.blocks = blocks
+        """Prefix block ids, as far as known; equal leading ids are a shared prefix. Empty: the group's prompt counts as
+        one block."""
+        self.block_tokens = block_tokens
+        """Tokens of one block; the last block may be cut by `prompt_tokens`."""
+        self.home = home
+        """Engine of the trajectory's previous turn; -1: none."""
+        self.t = t
+        """When it is asked, seconds; never falls from one request to the next."""
 
 
 Fetch = tuple[int, int]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from testbed.policies.routing.base import RouteRequest
 from testbed.policies.routing.loads import bits
-from testbed.policies.routing.order import EngineOrder, OrderTracking, Outstanding
-from testbed.policies.routing.prefixes import PrefixTracking
+from testbed.policies.routing.order import Outstanding
+from testbed.policies.routing.prefixes import OrderedPrefixTracking
 from testbed.scenario.routing import CacheAware, CostBased
 
 _MAX_TREE_TOKENS: int = CacheAware().max_tree_size
 """Bound of the approximate tree of one engine, tokens: that of `cache_aware`."""
 
 
-class CostRouter(OrderTracking, PrefixTracking):
+class CostRouter(OrderedPrefixTracking):
     """argmin over open engines of (wait + prefill(prompt - cached), turns, index).
 
     That is the rule of the example: with prefix P cached on A alone, choose A iff
@@ -36,7 +36,6 @@ class CostRouter(OrderTracking, PrefixTracking):
         self._per_turn = config.decode_seconds_per_turn * config.prefill_tokens_per_s
         self._queued = [0] * num_engines
         self._sent: Outstanding[int] = Outstanding(num_engines)
-        self._order = EngineOrder(num_engines)
 
     def wait_tokens(self, engine: int) -> float:
         """Estimated wait in this engine, in tokens of prefill."""

@@ -10,12 +10,12 @@ from math import exp
 from testbed.policies.routing.active_blocks import ActiveBlocks, ActiveNode
 from testbed.policies.routing.base import RouteRequest, UniformSource
 from testbed.policies.routing.loads import bits, deeper, level_of
-from testbed.policies.routing.order import EngineOrder, Entry, OrderTracking, Outstanding
-from testbed.policies.routing.prefixes import PrefixTracking
+from testbed.policies.routing.order import Entry, Outstanding
+from testbed.policies.routing.prefixes import OrderedPrefixTracking
 from testbed.scenario.routing import DynamoKv
 
 
-class DynamoKvRouter(OrderTracking, PrefixTracking):
+class DynamoKvRouter(OrderedPrefixTracking):
     """argmin over open engines of prefill_load_scale x prefill + decode (`lib/kv-router/src/scheduling/selector` of
     ai-dynamo/dynamo), where, with blocks of kv_cache_block_size tokens,
 
@@ -43,7 +43,6 @@ class DynamoKvRouter(OrderTracking, PrefixTracking):
         self._prefill = [0] * num_engines
         self._active = ActiveBlocks(num_engines, size)
         self._sent: Outstanding[tuple[int, ActiveNode]] = Outstanding(num_engines)
-        self._order = EngineOrder(num_engines)
 
     def choose(self, request: RouteRequest) -> int | None:
         """Costs are compared in tokens (blocks x block size): whole numbers at the default weights."""

@@ -1,9 +1,8 @@
 """How many turns are in each engine, and which open engine has the fewest or the most.
 
-Refuses to know what a turn costs. Engines are grouped by their number of turns: one integer bit mask of engines per
-number, and one bit mask of the numbers in use. The least and the most loaded open engine are then the lowest and
-highest set bits, so every operation is a few machine-word operations (engines / 64 and largest load / 64 words),
-whatever opens, closes and jumps happen.
+Refuses to know what a turn costs. A turn more or less changes an engine's number by one, so the smallest and the
+largest number follow from how many open engines have each number: O(1). Which engine has the smallest is looked up in
+a list.
 """
 
 from __future__ import annotations
@@ -42,83 +41,85 @@ def deeper(levels: Sequence[tuple[int, int]], engine: int) -> int:
 class Loads:
     """Turns per engine. `turns[e]` counts closed engines too; `least`, `most` and `fewest` look at open ones only."""
 
-    __slots__ = ("_at", "_bit", "_levels", "open_mask", "turns")
+    __slots__ = ("_engines", "_fewest", "_most", "_open", "open_mask", "turns")
 
     def __init__(self, num_engines: int) -> None:
         if num_engines < 1:
             raise ValueError("a router needs at least one engine")
         self.turns = [0] * num_engines
         self.open_mask = (1 << num_engines) - 1
-        self._bit = [1 << engine for engine in range(num_engines)]
-        self._at = [self.open_mask]  # _at[k]: mask of open engines with k turns
-        self._levels = 1  # bit k is set iff _at[k] is not 0
+        self._open = [0] * num_engines
+        """Turns of each open engine; -1: it is closed."""
+        self._engines = [num_engines]
+        """Number of turns -> open engines that have so many."""
+        self._fewest = self._most = 0
 
     def started(self, engine: int) -> None:
         turns = self.turns[engine]
         self.turns[engine] = turns + 1
-        bit = self._bit[engine]
-        if self.open_mask & bit:
-            at = self._at
-            at[turns] = left = at[turns] ^ bit
-            turns += 1
-            if turns == len(at):
-                at.append(bit)
+        if self._open[engine] >= 0:
+            self._open[engine] = turns + 1
+            engines = self._engines
+            engines[turns] = left = engines[turns] - 1
+            if turns + 1 == len(engines):
+                engines.append(1)
             else:
-                at[turns] |= bit
-            levels = self._levels | 1 << turns
-            self._levels = levels if left else levels ^ 1 << turns - 1
+                engines[turns + 1] += 1
+            if turns == self._most:
+                self._most = turns + 1
+            if not left and turns == self._fewest:
+                self._fewest = turns + 1
 
     def finished(self, engine: int) -> None:
         turns = self.turns[engine]
         if turns == 0:
             raise ValueError(f"engine {engine} has no turn that could finish")
         self.turns[engine] = turns - 1
-        bit = self._bit[engine]
-        if self.open_mask & bit:
-            at = self._at
-            at[turns] = left = at[turns] ^ bit
-            at[turns - 1] |= bit
-            levels = self._levels | 1 << turns - 1
-            self._levels = levels if left else levels ^ 1 << turns
+        if self._open[engine] >= 0:
+            self._open[engine] = turns - 1
+            engines = self._engines
+            engines[turns] = left = engines[turns] - 1
+            engines[turns - 1] += 1
+            if turns == self._fewest:
+                self._fewest = turns - 1
+            if not left and turns == self._most:
+                self._most = turns - 1
 
     def open(self, engine: int) -> None:
-        bit = self._bit[engine]
-        if not self.open_mask & bit:
-            self.open_mask |= bit
-            self._enter(engine, self.turns[engine])
+        if self._open[engine] >= 0:
+            return
+        turns, engines = self.turns[engine], self._engines
+        self._open[engine] = turns
+        engines.extend([0] * (turns + 1 - len(engines)))
+        engines[turns] += 1
+        self._fewest = min(self._fewest, turns) if self.open_mask else turns
+        self._most = max(self._most, turns) if self.open_mask else turns
+        self.open_mask |= 1 << engine
 
     def close(self, engine: int) -> None:
-        bit = self._bit[engine]
-        if self.open_mask & bit:
-            self.open_mask ^= bit
-            self._leave(engine, self.turns[engine])
+        if self._open[engine] < 0:
+            return
+        self._open[engine] = -1
+        engines = self._engines
+        engines[self.turns[engine]] -= 1
+        self.open_mask ^= 1 << engine
+        if self.open_mask:
+            while not engines[self._fewest]:
+                self._fewest += 1
+            while not engines[self._most]:
+                self._most -= 1
 
     def is_open(self, engine: int) -> bool:
-        return bool(self.open_mask & self._bit[engine])
+        return self._open[engine] >= 0
 
     def least(self) -> int | None:
         """Open engine with the fewest turns, ties by lowest index; None if none is open."""
-        if not self._levels:
-            return None
-        return lowest_bit(self._at[lowest_bit(self._levels)])
+        return self._open.index(self._fewest) if self.open_mask else None
 
     def fewest(self) -> int:
         """Smallest number of turns in an open engine; needs an open engine."""
-        return lowest_bit(self._levels)
+        return self._fewest
 
     def most(self) -> int:
         """Largest number of turns in an open engine; needs an open engine."""
-        return self._levels.bit_length() - 1
-
-    def _enter(self, engine: int, turns: int) -> None:
-        at = self._at
-        while turns >= len(at):
-            at.append(0)
-        at[turns] |= self._bit[engine]
-        self._levels |= 1 << turns
-
-    def _leave(self, engine: int, turns: int) -> None:
-        at = self._at
-        at[turns] ^= self._bit[engine]
-        if not at[turns]:
-            self._levels ^= 1 << turns
+        return self._most

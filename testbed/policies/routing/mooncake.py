@@ -10,15 +10,15 @@ from itertools import pairwise
 from testbed.policies.routing.base import NO_FETCH, RouteRequest
 from testbed.policies.routing.estimate import PrefillEstimate
 from testbed.policies.routing.loads import bits, level_of, lowest_bit
-from testbed.policies.routing.order import EngineOrder, OrderTracking, Outstanding
-from testbed.policies.routing.prefixes import PrefixTracking
+from testbed.policies.routing.order import Outstanding
+from testbed.policies.routing.prefixes import OrderedPrefixTracking
 from testbed.scenario.routing import Mooncake
 
 Guess = tuple[float, int, int, int]
 """(TTFT, turns, engine, tokens to fetch)."""
 
 
-class MooncakeRouter(OrderTracking, PrefixTracking):
+class MooncakeRouter(OrderedPrefixTracking):
     """Algorithm 1 of Mooncake (FAST '25). Let n be the prompt, b the longest prefix that any open engine holds and c_p
     what engine p holds of it. For every open p
 
@@ -38,7 +38,6 @@ class MooncakeRouter(OrderTracking, PrefixTracking):
         self._threshold = config.kvcache_balancing_threshold
         self._queue = [0.0] * num_engines
         self._sent: Outstanding[float] = Outstanding(num_engines)
-        self._order = EngineOrder(num_engines)
         self._brought = 0
 
     def choose(self, request: RouteRequest) -> int | None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from testbed.policies.routing.base import LoadTracking
-
 Entry = tuple[float, int, int]
 """(key, turns, engine): smaller comes first."""
 
@@ -50,16 +48,6 @@ class EngineOrder:
                 return top
             heappop(heap)
         return None
-
-
-class OrderTracking(LoadTracking):
-    """Base of routers whose engines are in an order: one that opens again is looked at again."""
-
-    _order: EngineOrder
-
-    def open(self, engine: int) -> None:
-        super().open(engine)
-        self._order.opened(engine)
 
 
 V = TypeVar("V")

@@ -10,15 +10,15 @@ from collections import deque
 from testbed.policies.routing.base import RouteRequest
 from testbed.policies.routing.estimate import PrefillEstimate
 from testbed.policies.routing.loads import bits, deeper, level_of
-from testbed.policies.routing.order import EngineOrder, Entry, OrderTracking
-from testbed.policies.routing.prefixes import PrefixTracking
+from testbed.policies.routing.order import Entry
+from testbed.policies.routing.prefixes import OrderedPrefixTracking
 from testbed.scenario.routing import Preble
 
 FIRST_REQUESTS = 50
 """So many requests are sent before loads are compared (`handle_important_node_stealing`)."""
 
 
-class PrebleRouter(OrderTracking, PrefixTracking):
+class PrebleRouter(OrderedPrefixTracking):
     """E2 (Preble, arXiv 2407.00023; `multi_node/global_scheduler_with_time.py` of WukLab/preble), over open engines:
 
     1. exploit, if the longest cached prefix is longer than the rest of the prompt: of the engines that hold it, the one
@@ -43,7 +43,6 @@ class PrebleRouter(OrderTracking, PrefixTracking):
         self._in_window = [0] * num_engines
         self._requests = 0
         self._recent: deque[tuple[float, int, float]] = deque()
-        self._order = EngineOrder(num_engines)
 
     def choose(self, request: RouteRequest) -> int | None:
         self._forget(request.t - self._window_s)

@@ -8,6 +8,7 @@ engine was emptied it hears if `told_of_flushes`. Refuses to know any rule for c
 from __future__ import annotations
 
 from testbed.policies.routing.base import LoadTracking
+from testbed.policies.routing.order import EngineOrder
 from testbed.policies.routing.prefix_tree import PrefixTree
 
 
@@ -25,3 +26,15 @@ class PrefixTracking(LoadTracking):
 
     def lost(self, engine: int) -> None:
         self.tree.drop(engine)
+
+
+class OrderedPrefixTracking(PrefixTracking):
+    """Base of those whose engines are in an order besides: one that opens again is looked at again."""
+
+    def __init__(self, num_engines: int, max_tokens: int, told_of_flushes: bool) -> None:
+        super().__init__(num_engines, max_tokens, told_of_flushes)
+        self._order = EngineOrder(num_engines)
+
+    def open(self, engine: int) -> None:
+        super().open(engine)
+        self._order.opened(engine)
