@@ -13,13 +13,15 @@ from setuptools import setup
 
 HOT = {
     "sim": "admission_budget agenda brought driver engine engine_admission engine_decode engine_request "
-    "engine_scheduler engine_state experience_store fleet radix_cache services tiered_cache tools",
-    "sim/costs": "analytic calibrated linear measured segments speculation",
+    "engine_scheduler engine_state experience_store fleet radix_cache services tiered_cache tools weight_steps",
+    "sim/costs": "analytic base calibrated linear measured segments speculation",
     "sim/serving": "costs",
-    "testbed/core": "context core experience pools publication records rollouts",
+    "testbed": "numbered",
+    "testbed/core": "context core experience pools publication records rollouts states",
     "testbed/policies": "admission buffer concurrency placement publication selection staleness",
-    "testbed/policies/routing": "loads prefix_tree",
-    "testbed/metrics": "batch gpu_time lanes run tokens trajectory updates waits",
+    "testbed/policies/routing": "active_blocks affinity balancing base cost dynamo estimate hashing loads mooncake "
+    "order preble prefix_tree prefixes split",
+    "testbed/metrics": "batch gpu_time lanes run staleness tokens trajectory updates waits",
 }
 
 

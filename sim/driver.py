@@ -155,10 +155,10 @@ class SimulatedBackend:
             pending.append(event)
             return
         self._telling = True
-        handle, observers, table = self.core.handle, self._observers, self._do
+        core, observers, table = self.core, self._observers, self._do
         try:
             while True:
-                actions = handle(event)
+                actions = core.handle(event)
                 for observe in observers:
                     observe(event, actions)
                 for action in actions:

@@ -137,9 +137,8 @@ class EngineModel(Scheduler):
             tokens = sum([n for _, _, n in content])
         if tokens != request.prompt_tokens:
             raise ValueError(f"request {rid!r}: its runs hold {tokens} tokens, not {request.prompt_tokens}")
-        if rid in self.live:
+        if self.live.setdefault(rid, request) is not request:
             raise ValueError(f"request {rid!r} is open already")
-        self.live[rid] = request
         if self.closed or self.released:
             self.held.append(request)
             return
@@ -216,7 +215,7 @@ class EngineModel(Scheduler):
         if not self.paused and (self.batch or self.chunked is not None or self.queue):
             raise RuntimeError("weights change while the engine is paused or idle, not while it generates")
         self.record_version(version)
-        if self.cache.has_empty_namespaces:
+        if self.cache.emptied:
             self.cache.forget_namespaces({r.namespace for r in self.live.values()})
 
     def release_memory(self, now: float) -> None:
@@ -366,8 +365,8 @@ class EngineModel(Scheduler):
         self._k = self._whole = k
         self._edge = -1.0
         context = self.context + running
-        run_time = self.costs.run_time
-        self._total = total = run_time(running, context, k)
+        costs = self.costs
+        self._total = total = costs.run_time(running, context, k)
         if self.device:
             base = self.gpu_end if self.last and self.gpu_end > t else t
             self._base = base
@@ -376,7 +375,7 @@ class EngineModel(Scheduler):
                 self._form = True
                 self.wake_at = base + total
             else:
-                self.wake_at = self._edge = base + run_time(running, context, k - 1) if k > 1 else base
+                self.wake_at = self._edge = base + costs.run_time(running, context, k - 1) if k > 1 else base
         else:
             self._base = t
             self.wake_at = t + total
@@ -389,17 +388,17 @@ class EngineModel(Scheduler):
     def _cut(self, at: float, control: bool = False) -> None:
         """End the planned run at the first iteration boundary from `at` on, if that comes before its end (at its end
         too for what is handled before the next batch is formed: an abort or a pause)."""
-        base, run_time = self._base, self.costs.run_time
+        base, costs = self._base, self.costs
         if at <= self.t:
             j, boundary = 0, self.t
         else:
             count = len(self.batch)
             context = self.context + count
-            j = self.costs.steps_within(count, context, at - base) if at > base else 0
-            boundary = base + run_time(count, context, j) if j else base
+            j = costs.steps_within(count, context, at - base) if at > base else 0
+            boundary = base + costs.run_time(count, context, j) if j else base
             while boundary < at:
                 j += 1
-                boundary = base + run_time(count, context, j)
+                boundary = base + costs.run_time(count, context, j)
             if self.device:
                 j += 1
         if j < self._k or (control and j == self._k):
@@ -411,8 +410,8 @@ class EngineModel(Scheduler):
         """Carry out `k` steps of the planned run; the state becomes that of the boundary after them."""
         t, base, count = self.t, self._base, len(self.batch)
         context = self.context + count
-        run_time = self.costs.run_time
-        total = self._total if k == self._whole else run_time(count, context, k)
+        costs = self.costs
+        total = self._total if k == self._whole else costs.run_time(count, context, k)
         if self.device:
             self.gpu_end = base + total
             if self._edge >= 0.0 and k == self._k:
@@ -422,12 +421,12 @@ class EngineModel(Scheduler):
                     self.gpu_end
                 )  # nothing can be admitted at the boundary, and the next iteration ends here anyway
             else:
-                self.t = base if k == 1 else base + run_time(count, context, k - 1)
+                self.t = base if k == 1 else base + costs.run_time(count, context, k - 1)
         else:
             self.t = t + total
         self.decode_s += total
         if self.last == EXTEND and self.overlap:  # the first step comes with the results of a prefill
-            self.run_after_prefill(k, base if self.device else t + self.costs.decode_time(count, context))
+            self.run_after_prefill(k, base if self.device else t + costs.decode_time(count, context))
         else:
             self.run(k)
         if self.ended:

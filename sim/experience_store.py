@@ -6,19 +6,30 @@ kept of a trajectory that was retired. It refuses to know engines and time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
-
+from testbed.numbered import Numbered
 from testbed.workloads import Plan, Run, Task, Workload
 
 
 class Conversation:
     """One live trajectory: its plan, and the next prompt as runs."""
 
-    __slots__ = ("content", "done", "known_tokens", "output_content", "plan", "prompt_tokens", "said")
+    __slots__ = (
+        "content",
+        "done",
+        "known_tokens",
+        "output_content",
+        "output_tokens",
+        "plan",
+        "prompt_tokens",
+        "said",
+        "stops",
+    )
 
     def __init__(self, plan: Plan, content: tuple[Run, ...], prompt_tokens: int) -> None:
         self.plan = plan
+        self.output_tokens = plan.output_tokens
+        self.stops = plan.stops
+        """The plan's, which every turn asks for."""
         self.content = content
         self.prompt_tokens = prompt_tokens
         self.known_tokens = 0
@@ -41,12 +52,17 @@ class ExperienceStore:
         self._kept: set[int] = set()
         """Groups whose task may be drawn again: a member was not trained."""
         self._users: dict[int, int] = {}
-        self._conversations: dict[int, Conversation] = {}
-        self.conversation: Callable[[int], Conversation] = self._conversations.__getitem__
+        self._conversations: Numbered[Conversation] = Numbered()
+        self._contents = 0
+        """Contents of outputs so far."""
+
+    def conversation(self, trajectory: int) -> Conversation:
         """The conversation of a live trajectory. Raises KeyError if it has none."""
-        self.find: Callable[[int], Conversation | None] = self._conversations.get
+        return self._conversations[trajectory]
+
+    def find(self, trajectory: int) -> Conversation | None:
         """As `conversation`; None if it has none."""
-        self._contents = count()
+        return self._conversations.get(trajectory)
 
     def add_task(self, task: Task) -> None:
         self._tasks[task.index] = task
@@ -80,7 +96,8 @@ class ExperienceStore:
             # the observation continues the text of the output in front of it
             c.content = (*c.content, (c.output_content, 0, c.said))
             c.said = 0
-        c.output_content = next(self._contents)
+        c.output_content = self._contents
+        self._contents += 1
         return c
 
     def answered(self, c: Conversation, output_tokens: int, fed_back: int) -> None:
@@ -104,7 +121,7 @@ class ExperienceStore:
         """Forget trajectories; with the last of a group its task, unless a retry may come (`keep_task`, of any
         member)."""
         for t in trajectories:
-            self._conversations.pop(t, None)
+            self._conversations.pop(t)
         index = self._task_of.get(group)
         if index is None:
             return

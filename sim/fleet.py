@@ -8,7 +8,9 @@ from __future__ import annotations
 from math import inf, nextafter
 from typing import Any, Final
 
-from sim.agenda import Call
+from msgspec.structs import astuple
+
+from sim.agenda import Call, Callback
 from sim.clock import ARRIVE, ENGINE, REPORT, Clock
 from sim.costs.base import CostModel
 from sim.costs.speculation import SpeculativeCosts
@@ -97,6 +99,9 @@ class Fleet:
         self._forced = scenario.simulation.forced_lengths
         self._overlap = not scenario.rollout.engine.disable_overlap_schedule
         self._forming = False
+        self._on_wake: Callback = self._wake
+        self._on_form: Callback = self._form
+        """Made once: a bound method is an object."""
         self._arrival = (costs.arrival_base_s, costs.arrival_per_request_s)
         self._arrives_at_once = not any(self._arrival)
         self.wake_ups = 0
@@ -128,9 +133,9 @@ class Fleet:
                 if wake < now:
                     slot.fires = wake = now
                 if model.forms_next:
-                    agenda.put(wake, FORM, self._form, slot)
+                    agenda.put(wake, FORM, self._on_form, slot)
                 else:
-                    agenda.put(wake, ENGINE, self._wake, slot)
+                    agenda.put(wake, ENGINE, self._on_wake, slot)
 
     def _wake(self, slot: EngineSlot) -> None:
         now = self._agenda.now
@@ -139,7 +144,7 @@ class Fleet:
             return
         model = slot.model
         if model.forms_next:
-            self._agenda.put(now, FORM, self._form, slot)
+            self._agenda.put(now, FORM, self._on_form, slot)
             return
         slot.scheduled = slot.fires = inf
         self.wake_ups += 1
@@ -186,15 +191,21 @@ class Fleet:
                 n = whole
         if type(n) is Finished:
             self.finished_turns += 1
-            trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
+            # all fields at once: one by one each is looked up by its name
+            rid, _, output_tokens, spans, cached, started_t, first_t, reason, again, kv_version, retractions = astuple(
+                n
+            )
+            request: int = rid
+            trajectory, turn = request >> _TURN_BITS, request & _TURN_MASK
             c = self.store.conversation(trajectory)
             if c.done:
                 c.done = 0
-            prompt, outputs, reason = c.prompt_tokens, n.output_tokens, n.finish_reason
+            prompt = c.prompt_tokens
+            outputs: int = output_tokens
             seen_late = self._overlap and reason == "stop"
-            if self._forced and c.plan.stops[turn]:
+            if self._forced and c.stops[turn]:
                 reason = "stop"
-            continues = turn + 1 < len(c.plan.output_tokens)
+            continues = turn + 1 < len(c.output_tokens)
             if continues:
                 # under overlap a stop token is seen one step late, and that step has computed its KV
                 self.store.answered(c, outputs, outputs - (not seen_late))
@@ -208,16 +219,16 @@ class Fleet:
                     turn,
                     slot.index,
                     prompt,
-                    outputs,
-                    n.spans,
-                    n.cached_tokens,
-                    n.first_token_t,
-                    n.started_t,
+                    output_tokens,
+                    spans,
+                    cached,
+                    first_t,
+                    started_t,
                     reason,
                     continues,
-                    n.recomputed_tokens,
-                    n.kv_version,
-                    n.retractions,
+                    again,
+                    kv_version,
+                    retractions,
                 )
             )
         elif type(n) is Aborted:
@@ -229,7 +240,7 @@ class Fleet:
     def _ended_anyhow(self, n: Aborted) -> Finished | None:
         """The end of a turn whose last token was the one that its abort came with; else None."""
         c, turn = self.store.conversation(n.rid >> _TURN_BITS), n.rid & _TURN_MASK
-        if n.output_tokens < c.plan.output_tokens[turn] - c.done:
+        if n.output_tokens < c.output_tokens[turn] - c.done:
             return None
         return Finished(
             n.rid,
@@ -239,7 +250,7 @@ class Fleet:
             n.cached_tokens,
             n.started_t,
             n.first_token_t,
-            "stop" if c.plan.stops[turn] else "length",
+            "stop" if c.stops[turn] else "length",
             n.recomputed_tokens,
             n.kv_version,
             n.retractions,
@@ -271,12 +282,16 @@ class Fleet:
         )
 
     def start_turn(self, a: do.StartTurn) -> None:
-        slot = self.slots[a.engine]
-        c = self.store.begin_turn(a.trajectory, a.group, a.task, a.member)
-        plan, turn, model = c.plan, a.turn, slot.model
-        output_tokens, stops = plan.output_tokens[turn] - c.done, plan.stops[turn] and not self._forced
+        trajectory: int
+        turn: int
+        engine: int
+        trajectory, turn, engine, group, task, member, _, _ = astuple(a)
+        slot = self.slots[engine]
+        c = self.store.begin_turn(trajectory, group, task, member)
+        model = slot.model
+        output_tokens, stops = c.output_tokens[turn] - c.done, c.stops[turn] and not self._forced
         request = Request(
-            a.trajectory << _TURN_BITS | turn,
+            trajectory << _TURN_BITS | turn,
             c.content,
             c.prompt_tokens,
             output_tokens,

@@ -70,10 +70,11 @@ class Node:
     """A stretch of cached tokens. `end`: tokens from the root to its end. `t`: last access, larger is newer; of nodes
     stamped at once, which lie on one path, the deeper is newer.
 
-    `version`: oldest weight version among the KV of the path from the root to here.
+    `version`: oldest weight version among the KV of the path from the root to here. `queued_t`: `t` when it was queued
+    to be evicted; -1: it is not.
     """
 
-    __slots__ = ("ckey", "end", "key", "kids", "lock", "parent", "queued", "size", "t", "version")
+    __slots__ = ("ckey", "end", "key", "kids", "lock", "parent", "queued_t", "size", "t", "version")
 
     def __init__(self, parent: Node | None, key: Runs, ckey: Any, size: int, t: int, lock: int, version: int) -> None:
         self.parent = parent
@@ -85,7 +86,7 @@ class Node:
         self.version = version
         self.end: int = size if parent is None else parent.end + size
         self.kids: dict[Any, Node] | None = None
-        self.queued = False
+        self.queued_t = -1
 
 
 class RadixCache:
@@ -94,7 +95,7 @@ class RadixCache:
     `log`, if a list, receives `(wanted, got, tag)` of every eviction walk.
     """
 
-    __slots__ = ("_fresh", "_others", "clock", "evictable", "free", "log", "page", "roots", "tag")
+    __slots__ = ("_fresh", "_others", "clock", "emptied", "evictable", "free", "log", "page", "roots", "tag")
 
     def __init__(self, page: int, slots: int) -> None:
         self.page = page
@@ -107,10 +108,12 @@ class RadixCache:
         """Forget everything; `slots` are free."""
         self.free = slots
         self.evictable = 0
-        # Nodes to evict, as (t, end, node), least recently used first: those that were queued in this order (nearly
-        # all), and a heap of the others. One entry a node, checked when it comes up.
-        self._fresh: deque[tuple[int, int, Node]] = deque()
+        # Nodes to evict by (queued_t, end), least recently used first: those that were queued in this order (nearly
+        # all), and a heap of the others, as (queued_t, end, node). One entry a node, checked when it comes up.
+        self._fresh: deque[Node] = deque()
         self._others: list[tuple[int, int, Node]] = []
+        self.emptied = False
+        """Whether a namespace may have become empty since they were last forgotten."""
         self.roots: dict[Any, Node] = {}
 
     def root(self, namespace: Any) -> Node:
@@ -118,17 +121,15 @@ class RadixCache:
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node(None, (), None, 0, 0, 0, _NEVER)
+            self.emptied = True
         return root
-
-    @property
-    def has_empty_namespaces(self) -> bool:
-        return not all([root.kids for root in self.roots.values()])
 
     def forget_namespaces(self, in_use: Set[Any]) -> None:
         """Drop empty namespaces that no open request belongs to. With versions as namespaces they would pile up."""
         empty = [name for name, root in self.roots.items() if not root.kids and name not in in_use]
         for name in empty:
             del self.roots[name]
+        self.emptied = not all([root.kids for root in self.roots.values()])
 
     # --- walking ------------------------------------------------------------------------------------------------------
 
@@ -148,6 +149,13 @@ class RadixCache:
             out.append((c, s, n))
             need -= n
         return tuple(out)
+
+    def _key_of(self, runs: Runs) -> Any:
+        """Key among its parent's children of a node with these tokens."""
+        if self.page > 1:
+            return self._first_page(runs, 0, 0)
+        c, s, _ = runs[0]
+        return (c, s)
 
     def _descend(self, node: Node, runs: Runs, length: int, stamp: bool) -> tuple[Node, int]:
         """Follow `runs` (at most `length` tokens, a multiple of the page) down from `node`; split a partly covered
@@ -214,7 +222,7 @@ class RadixCache:
         kid.size -= at
         kid.parent = upper
         kid.t = clock
-        kid.ckey = kid.key[0][:2] if self.page == 1 else self._first_page(kid.key, 0, 0)
+        kid.ckey = self._key_of(kid.key)
         upper.kids = {kid.ckey: kid}
         return upper
 
@@ -248,8 +256,7 @@ class RadixCache:
 
     def unpin(self, node: Node) -> None:
         """Undo one `pin`."""
-        if node.lock == 1 and not node.kids and not node.queued:
-            node.queued = True
+        if node.lock == 1 and not node.kids and node.queued_t < 0:
             self._queue(node)
         while (parent := node.parent) is not None:
             node.lock -= 1
@@ -268,13 +275,13 @@ class RadixCache:
         top = node
         have = 0
         key = runs if len(runs) == 1 and runs[0][2] == length else cut(runs, 0, length)
-        ckey = key[0][:2] if self.page == 1 else self._first_page(key, 0, 0)
+        ckey = self._key_of(key)
         kids = node.kids
         if kids and ckey in kids:
             node, have = self._descend(node, key, length, True)
             if have < length:
                 key = cut(key, have, length)
-                ckey = key[0][:2] if self.page == 1 else self._first_page(key, 0, 0)
+                ckey = self._key_of(key)
                 kids = node.kids
         last = node
         if have < length:
@@ -288,8 +295,8 @@ class RadixCache:
                 kids[ckey] = last
             if not lock:
                 self.evictable += length - have
-                last.queued = True
-                self._fresh.append((clock, last.end, last))  # no stamp is newer
+                last.queued_t = clock
+                self._fresh.append(last)  # no stamp is newer
         if lock:
             while node is not top:
                 if not node.lock:
@@ -312,8 +319,9 @@ class RadixCache:
     def _queue(self, node: Node) -> None:
         """Where it comes by its stamp."""
         t, fresh = node.t, self._fresh
-        if not fresh or fresh[-1][0] < t:
-            fresh.append((t, node.end, node))
+        node.queued_t = t
+        if not fresh or fresh[-1].queued_t < t:
+            fresh.append(node)
         else:
             heappush(self._others, (t, node.end, node))
 
@@ -325,19 +333,19 @@ class RadixCache:
         fresh, others = self._fresh, self._others
         before = self.free
         while self.free < target:
-            if fresh and (not others or fresh[0] < others[0]):
-                t, _, node = fresh.popleft()
+            if fresh and (not others or (fresh[0].queued_t, fresh[0].end) < (others[0][0], others[0][1])):
+                node = fresh.popleft()
             elif others:
-                t, _, node = heappop(others)
+                node = heappop(others)[2]
             else:
                 break
             if node.lock or node.kids:
-                node.queued = False
+                node.queued_t = -1
                 continue
-            if node.t != t:
+            if node.t != node.queued_t:
                 self._queue(node)
                 continue
-            node.queued = False
+            node.queued_t = -1
             node.lock = -1
             size = node.size
             self.free += size
@@ -345,8 +353,10 @@ class RadixCache:
             parent: Node = node.parent  # type: ignore[assignment]
             kids = parent.kids
             del kids[node.ckey]  # type: ignore[union-attr]
-            if not kids and not parent.lock and parent.parent is not None and not parent.queued:
-                parent.queued = True
-                self._queue(parent)
+            if not kids:
+                if parent.parent is None:
+                    self.emptied = True
+                elif not parent.lock and parent.queued_t < 0:
+                    self._queue(parent)
         if self.log is not None:
             self.log.append((target - before, self.free - before, self.tag))

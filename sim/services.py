@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from sim.clock import ARRIVE, COMPLETE, Clock
 from sim.experience_store import ExperienceStore
 from sim.shared_machine import SharedMachine
-from sim.tools import Environments, Station
+from sim.tools import Done, Environments, Station
 from sim.trainer import TrainerModel
 from testbed.core import actions as do
 from testbed.core import events as said
@@ -49,6 +49,8 @@ class Services:
         self._keep_tasks = scenario.experience.staleness.action == "retry" or (
             scenario.rollout.admission.type == "over_sampling"
         )
+        self._on_reward: Done = self._reward_done
+        """Made once: a bound method is an object."""
         self._arrivals: Iterator[tuple[float, Task]] | None = None
         self.machine: SharedMachine | None = None
         """That engines and trainer share, if they slow each other down."""
@@ -128,24 +130,25 @@ class Services:
     # --- signals and training -----------------------------------------------------------------------------------------
 
     def compute_signals(self, a: do.ComputeSignals) -> None:
+        signal, trajectories = a.signal, a.trajectories
         if a.pool >= 0:
-            lengths = [self.store.conversation(t).prompt_tokens for t in a.trajectories]
+            lengths = [self.store.conversation(t).prompt_tokens for t in trajectories]
             seconds = self.trainer.forward_seconds(lengths)
             if self.machine is None:
                 self.clock.at(self._agenda.now + seconds, COMPLETE, self._signals_done, a)
             else:
                 self.machine.work(seconds, self._signals_done, a)
-        elif a.signal == "reward":
-            for t in a.trajectories:
+        elif signal == "reward":
+            for t in trajectories:
                 plan = self.store.conversation(t).plan
                 seconds = plan.reward_s
                 if seconds <= 0 and not self.verifiers.slots:
                     self.tell(SignalReady(self._agenda.now, "reward", (t,), (plan.reward,)))
                 else:
-                    self.verifiers.submit(seconds, self._reward_done, (t, plan.reward))
+                    self.verifiers.submit(seconds, self._on_reward, (t, plan.reward))
         else:
-            for t in a.trajectories:
-                self.external.submit(self._external_s, self._external_done, (a.signal, t))
+            for t in trajectories:
+                self.external.submit(self._external_s, self._external_done, (signal, t))
 
     def _signals_done(self, a: do.ComputeSignals) -> None:
         self.completed += 1

@@ -8,11 +8,26 @@ call per busy slot.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from sim.agenda import ignore
+from sim.agenda import Callback, ignore
 from sim.clock import COMPLETE, Clock
-from sim.job import Done, Job
+
+Done = Callable[[Any], object]
+
+
+class Job:
+    """One request at a station. Times in seconds; `started` is -1 while it waits."""
+
+    __slots__ = ("arg", "arrived", "done", "service_s", "started")
+
+    def __init__(self, arrived: float, service_s: float, done: Done, arg: Any, started: float = -1.0) -> None:
+        self.arrived = arrived
+        self.service_s = service_s
+        self.done = done
+        self.arg = arg
+        self.started = started
 
 
 class Station:
@@ -31,6 +46,7 @@ class Station:
 
     __slots__ = (
         "_agenda",
+        "_on_finish",
         "_queue",
         "_settled",
         "arrived",
@@ -53,6 +69,8 @@ class Station:
         self._agenda = clock.agenda
         self.slots = slots
         self._queue: deque[Job] = deque()
+        self._on_finish: Callback = self._finish
+        """Made once: a bound method is an object."""
         self._settled = clock.agenda.now
         self.arrived = self.completed = self.busy = self.most_queued = 0
         self.wait_s = self.service_s = self.sojourn_s = self.queued_area_s = self.busy_area_s = 0.0
@@ -74,7 +92,7 @@ class Station:
         if self.slots == 0 or self.busy < self.slots:
             job = Job(now, service_s, done, arg, now)
             self.busy += 1
-            self._agenda.put(now + service_s, COMPLETE, self._finish, job)
+            self._agenda.put(now + service_s, COMPLETE, self._on_finish, job)
         else:
             job = Job(now, service_s, done, arg)
             self._queue.append(job)
@@ -95,7 +113,7 @@ class Station:
         job.started = now
         self.busy += 1
         self.wait_s += now - job.arrived
-        self._agenda.put(now + job.service_s, COMPLETE, self._finish, job)
+        self._agenda.put(now + job.service_s, COMPLETE, self._on_finish, job)
 
     def _finish(self, job: Job) -> None:
         now = self._agenda.now

@@ -8,6 +8,7 @@ It refuses to know versions, barriers and requests: the core decides those.
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil
 
 from msgspec import Struct
@@ -75,7 +76,7 @@ class WeightPaths:
 
     # --- what travels -----------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def payload_bytes(self) -> float:
         """Bytes of one whole copy: parameters x bytes of the format that travels. 16 bits if the engine requantises."""
         served = self._s.rollout.engine.weight_precision

@@ -8,10 +8,11 @@ series and their inverse is a quadratic equation. It refuses to know where the n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf, sqrt
+
+from sim.costs.base import CostModel
 
 Row = tuple[list[float], list[float], list[float], float, float]
 """(starts, values, slopes, low, high): segment j covers contexts per sequence [starts[j], starts[j + 1]), with
@@ -43,7 +44,7 @@ def row_through(points: Sequence[tuple[float, float]], low: float = -inf, high: 
     return [*starts, inf], values, slopes, low, high
 
 
-class SegmentCosts(ABC):
+class SegmentCosts(CostModel, ABC):
     """The decode side of `CostModel`. Subclasses give `_row(batch)` and `_prefill(...)`."""
 
     kind: str = ""
@@ -53,6 +54,8 @@ class SegmentCosts(ABC):
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
+        self._found = 0
+        """The segment that was found last."""
         self._decode_asked = 0
         self._decode_outside = 0
         self._prefill_asked = 0
@@ -72,10 +75,22 @@ class SegmentCosts(ABC):
         row = self._rows[batch] = self._row(batch)
         return row
 
+    def _segment(self, starts: list[float], c: float) -> int:
+        """The segment of a row that `c` is in: nearly always the last answer, where the search starts."""
+        j, last = self._found, len(starts) - 2
+        if j > last:
+            j = last
+        while j > 0 and starts[j] > c:
+            j -= 1
+        while j < last and starts[j + 1] <= c:
+            j += 1
+        self._found = j
+        return j
+
     def decode_time(self, batch: int, context: int) -> float:
         starts, values, slopes, low, high = self._rows.get(batch) or self._make(batch)
         c = context / batch
-        j = bisect_right(starts, c) - 1
+        j = self._segment(starts, c)
         self._decode_asked += 1
         if c < low or c > high:
             self._decode_outside += 1
@@ -87,7 +102,7 @@ class SegmentCosts(ABC):
         self._decode_asked += 1
         if c < low or c + steps - 1 > high:
             self._decode_outside += 1
-        j = bisect_right(starts, c) - 1
+        j = self._segment(starts, c)
         total = 0.0
         while True:
             end, slope = starts[j + 1], slopes[j]
@@ -107,7 +122,7 @@ class SegmentCosts(ABC):
     def steps_within(self, batch: int, context: int, seconds: float) -> int:
         starts, values, slopes, _, _ = self._rows.get(batch) or self._make(batch)
         c = context / batch
-        j = bisect_right(starts, c) - 1
+        j = self._segment(starts, c)
         total = 0.0
         done = 0
         while True:

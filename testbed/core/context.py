@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from testbed.core.actions import Action, Note
 from testbed.core.records import Engine, Group, Progress, Trajectory
+from testbed.numbered import Numbered
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 
@@ -23,7 +24,7 @@ class Context:
         prefill = layout.prefill_engines
         self.sides = (self.engines[:prefill], self.engines[prefill:]) if prefill else (self.engines,)
         """Engines that can stand in for each other: prefill and decode, or all."""
-        self.trajectories: dict[int, Trajectory] = {}
+        self.trajectories: Numbered[Trajectory] = Numbered()
         self.groups: dict[int, Group] = {}
         self.progress = Progress(
             scenario.algorithm.rollout_batch_size,

@@ -141,19 +141,19 @@ class ExperienceStore:
     def signal_ready(self, event: said.SignalReady) -> bool:
         """A signal is there. Returns whether that changed how many lots are trainable or lost."""
         self._before = None
-        bit = self._jobs.bit.get(event.signal)
+        signal, values, trajectories = event.signal, event.values, self._ctx.trajectories
+        bit = self._jobs.bit.get(signal)
         if bit is None:
-            raise ProtocolError(f"signal {event.signal!r} is not one that the algorithm needs: {list(self._jobs.bit)}")
+            raise ProtocolError(f"signal {signal!r} is not one that the algorithm needs: {list(self._jobs.bit)}")
         on_trainer = self._trainer_bits
-        is_reward = event.signal == "reward"
-        find, values = self._ctx.trajectories.get, event.values
+        is_reward = signal == "reward"
         for i, id in enumerate(event.trajectories):
-            t = find(id)
+            t = trajectories.get(id)
             if t is None:
                 continue
             missing = t.missing
             if not missing & bit:
-                raise ProtocolError(f"signal {event.signal!r} of trajectory {id} arrived twice")
+                raise ProtocolError(f"signal {signal!r} of trajectory {id} arrived twice")
             before = missing & ~on_trainer
             t.missing = missing = missing & ~bit
             if is_reward and values:
@@ -433,10 +433,9 @@ class ExperienceStore:
             lot.advance("take")
             if self._together:
                 lot.group.advance("take")
-        experience = self._experience
         experiences = tuple(
             [
-                experience(t, lot, verdict, reading)
+                self._experience(t, lot, verdict, reading)
                 for lot, verdict, readings in chosen
                 for t, reading in zip(lot.members, readings, strict=True)
             ]

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.context import Context
-from testbed.core.errors import ProtocolError
+from testbed.core.errors import IllegalTransition, ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.records import Engine
 from testbed.core.rollouts import Rollouts
-from testbed.core.states import ENGINE, IllegalTransition
+from testbed.core.states import ENGINE
 from testbed.policies.publication import RENDEZVOUS, choose_path, waves
 
 MAX_RETRIES = 3

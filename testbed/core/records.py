@@ -5,7 +5,8 @@ changed only by the core's components."""
 
 from __future__ import annotations
 
-from testbed.core.states import GROUP, TRAJECTORY, IllegalTransition
+from testbed.core.errors import IllegalTransition
+from testbed.core.states import GROUP, TRAJECTORY
 
 
 class Trajectory:
@@ -93,7 +94,8 @@ class Trajectory:
         self.missing = 0
         """Bit mask of signals that are not there yet."""
         self.token_versions: list[tuple[int, int]] = []
-        """(version, tokens) in the order generated; neighbours differ in version."""
+        """(version, tokens) in the order generated; neighbours differ in version. Kept where tokens may be masked for
+        their version."""
 
     lot: Lot
     """What selection takes it in; from when its group is populated until it ends."""

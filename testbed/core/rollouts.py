@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import astuple
 from numpy.random import Generator
 
 from testbed.core import actions as do
@@ -52,6 +53,7 @@ class Rollouts:
         self._handing: deque[tuple[Trajectory, int, int]] = deque()
         """(trajectory, prefill engine, version of its KV): computed prompts that wait for a decode engine."""
         self._keeps_kv = ctx.scenario.weights.transition.kv == "keep"
+        self._keeps_history = ctx.scenario.experience.staleness.action == "mask"
         self._open_arrivals = getattr(ctx.scenario.workload, "arrivals", "closed") != "closed"
         self._together = ctx.scenario.algorithm.group_ready_together
         self.programs: Programs | None = None
@@ -246,14 +248,14 @@ class Rollouts:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        queue, may_start, router = self.queue, self.concurrency.may_start, self.router
+        queue, limit, router = self.queue, self.concurrency, self.router
         ctx, p = self._ctx, self._p
         while queue:
             t = queue[0]
             if t.state != "queued":
                 queue.popleft()
                 continue
-            if not may_start(self.in_flight):
+            if not limit.may_start(self.in_flight):
                 return
             group = t.group
             id, turn = t.id, t.turn
@@ -281,7 +283,7 @@ class Rollouts:
             router.started(index, request)
             if router.fetch[1]:
                 ctx.out.append(do.FetchPrefix(id, turn, index, *router.fetch))
-            if self.concurrency.engine_full(index, len(engine.in_flight)):
+            if limit.engine_full(index, len(engine.in_flight)):
                 self._full.add(index)
                 router.close(index)
             ctx.out.append(StartTurn(id, turn, index, group.id, group.task, t.member, t.attempt, router.why))
@@ -303,21 +305,43 @@ class Rollouts:
 
     def turn_finished(self, event: said.TurnFinished) -> Engine:
         """Returns the engine that the turn left (an update may wait for it to run empty)."""
-        engine, t = self._over(event)
+        # all fields at once: one by one each is looked up by its name
+        now: float
+        id: int
+        turn: int
+        index: int
+        outputs: int
+        started_t: float
+        first_t: float
+        kv_version: int
+        now, id, turn, index, _, outputs, spans, _, first_t, started_t, reason, continues, _, kv_version, _ = astuple(
+            event
+        )
+        engine, t = self._over(event, index, id, turn)
         if t is None:
             return engine
-        self._read_versions(t, event)
-        t.output_tokens += event.output_tokens
+        self._read_versions(t, turn, spans, outputs)
+        if not t.dispatched_t <= started_t <= first_t <= now:
+            raise ProtocolError(
+                f"times of trajectory {t.id} turn {turn} are out of order: dispatched {t.dispatched_t}, "
+                f"started {started_t}, first token {first_t}, finished {now}"
+            )
+        if 0 <= kv_version < t.turn_engine_version and not self._keeps_kv:
+            raise ProtocolError(
+                f"trajectory {t.id} turn {turn} was sent to version {t.turn_engine_version} and reused KV of "
+                f"version {kv_version}, which the transition rule does not allow"
+            )
+        t.output_tokens += outputs
         if t.first_token_t < 0:
-            t.first_token_t = event.first_token_t
-        if event.engine < self._chosen_from:
-            t.home = event.engine
+            t.first_token_t = first_t
+        if index < self._chosen_from:
+            t.home = index
         t.engine = -1
         if t.aborting and not t.aborting.startswith("requeue"):
             self._end(t, "abort", "aborted", t.aborting)
-        elif event.finish_reason == "abort":
+        elif reason == "abort":
             self._send_again(t, counts=False)
-        elif event.continues:
+        elif continues:
             t.aborting = ""
             t.advance("turn_continues")
             if self.programs is not None:
@@ -331,43 +355,32 @@ class Rollouts:
         self.pump()
         return engine
 
-    def _read_versions(self, t: Trajectory, event: said.TurnFinished) -> None:
-        """Invariants 4, 5 and 6 of the design, and the version history.
+    def _read_versions(self, t: Trajectory, turn: int, spans: tuple[said.Span, ...], output_tokens: int) -> None:
+        """Invariant 5 of the design, and the version history.
 
         Versions rise within a turn. The next turn may be older: an engine of a later wave still serves the old version.
         """
         at, latest = 0, -1
-        oldest, newest, history = t.oldest_version, t.newest_version, t.token_versions
-        for version, start, end in event.spans:
+        oldest, newest = t.oldest_version, t.newest_version
+        history = t.token_versions if self._keeps_history else None
+        for version, start, end in spans:
             if start != at or end < start or version < latest:
-                raise ProtocolError(
-                    f"spans of trajectory {t.id} turn {event.turn} do not partition its output: {event.spans}"
-                )
+                raise ProtocolError(f"spans of trajectory {t.id} turn {turn} do not partition its output: {spans}")
             at = end
             if oldest < 0 or version < oldest:
                 oldest = version
             latest = version
             if version > newest:
                 newest = version
+            if history is None:
+                continue
             if history and history[-1][0] == version:
                 history[-1] = (version, history[-1][1] + end - start)
             else:
                 history.append((version, end - start))
-        if at != event.output_tokens:
-            raise ProtocolError(
-                f"spans of trajectory {t.id} turn {event.turn} cover {at} of {event.output_tokens} tokens"
-            )
+        if at != output_tokens:
+            raise ProtocolError(f"spans of trajectory {t.id} turn {turn} cover {at} of {output_tokens} tokens")
         t.oldest_version, t.newest_version = oldest, newest
-        if not t.dispatched_t <= event.started_t <= event.first_token_t <= event.t:
-            raise ProtocolError(
-                f"times of trajectory {t.id} turn {event.turn} are out of order: dispatched {t.dispatched_t}, "
-                f"started {event.started_t}, first token {event.first_token_t}, finished {event.t}"
-            )
-        if 0 <= event.kv_version < t.turn_engine_version and not self._keeps_kv:
-            raise ProtocolError(
-                f"trajectory {t.id} turn {event.turn} was sent to version {t.turn_engine_version} and reused KV of "
-                f"version {event.kv_version}, which the transition rule does not allow"
-            )
 
     def _generated(self, t: Trajectory) -> None:
         t.advance("turn_ends")
@@ -398,7 +411,7 @@ class Rollouts:
 
     def prefill_finished(self, event: said.PrefillFinished) -> Engine:
         """Returns the prefill engine, which is done with this turn."""
-        engine, t = self._over(event)
+        engine, t = self._over(event, event.engine, event.trajectory, event.turn)
         if t is None:
             return engine
         t.home = event.engine
@@ -447,24 +460,20 @@ class Rollouts:
                 return True
         return False
 
-    def _over(
-        self, event: said.TurnFinished | said.PrefillFinished | said.TurnFailed
-    ) -> tuple[Engine, Trajectory | None]:
+    def _over(self, event: said.Event, index: int, id: int, turn: int) -> tuple[Engine, Trajectory | None]:
         """The engine, and the trajectory whose turn has left it; None if an engine that was given up answers after all
         (its turns were sent elsewhere). Raises `ProtocolError` if the turn is not in flight."""
-        engine = self._ctx.engines[event.engine]
-        if engine.state == "lost" and event.trajectory not in engine.in_flight:
+        engine = self._ctx.engines[index]
+        if engine.state == "lost" and id not in engine.in_flight:
             return engine, None
-        t = self._ctx.trajectories.get(event.trajectory)
-        if t is None or t.turn != event.turn:
-            raise ProtocolError(
-                f"{type(event).__name__} for trajectory {event.trajectory} turn {event.turn}, which is not in flight"
-            )
-        return self._leave_engine(t, event.engine), t
+        t = self._ctx.trajectories.get(id)
+        if t is None or t.turn != turn:
+            raise ProtocolError(f"{type(event).__name__} for trajectory {id} turn {turn}, which is not in flight")
+        return self._leave_engine(t, index), t
 
     def turn_failed(self, event: said.TurnFailed) -> Engine:
         """As `turn_finished`."""
-        engine, t = self._over(event)
+        engine, t = self._over(event, event.engine, event.trajectory, event.turn)
         if t is None:
             return engine
         t.wasted_tokens += event.output_tokens

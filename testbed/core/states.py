@@ -5,20 +5,13 @@ raises `IllegalTransition`. This module knows no data and decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Final
 
-Table = Mapping[str, Mapping[str, str]]
+from testbed.core.errors import IllegalTransition
 
+Table = dict[str, dict[str, str]]
 
-class IllegalTransition(RuntimeError):
-    """An input that the state machine does not accept in its state."""
-
-    def __init__(self, machine: str, who: object, state: str, given: str, table: Table) -> None:
-        allowed = ", ".join(sorted(table.get(state, {}))) or "nothing: it is an end state"
-        super().__init__(f"{machine} {who}: `{given}` in state `{state}` (accepts: {allowed})")
-
-
-TRAJECTORY: Table = {
+TRAJECTORY: Final[Table] = {
     # admitted, its tool environment is being prepared
     "preparing": {"environment_ready": "queued", "abort": "aborted", "fail": "failed"},
     # wants an engine
@@ -44,7 +37,7 @@ TRAJECTORY: Table = {
     "failed": {},
 }
 
-PROGRAM: Table = {
+PROGRAM: Final[Table] = {
     # waits to be let in; it has no KV yet
     "new": {"restore": "reasoning", "end": "terminated"},
     # wants a model call or is in one
@@ -60,7 +53,7 @@ PROGRAM: Table = {
     "terminated": {},
 }
 
-GROUP: Table = {
+GROUP: Final[Table] = {
     # a task was asked for
     "drawing": {"task_arrived": "generating", "abort": "aborted"},
     "generating": {"all_generated": "generated", "abort": "aborted", "drop": "dropped"},
@@ -73,7 +66,7 @@ GROUP: Table = {
     "aborted": {},
 }
 
-ENGINE: Table = {
+ENGINE: Final[Table] = {
     "serving": {"begin": "draining", "lose": "lost", "leave": "away"},
     # takes no new turns; those in flight end first (`finish`), or the pause is on its way
     "draining": {"pause": "pausing", "cancel": "serving", "lose": "lost"},
@@ -93,7 +86,7 @@ ENGINE: Table = {
     "lost": {"join": "serving", "join_away": "away"},
 }
 
-POOL: Table = {
+POOL: Final[Table] = {
     "generate": {"drain": "draining", "switch": "to_train"},
     # in-flight turns on its engines are being taken back
     "draining": {"switch": "to_train"},
@@ -102,7 +95,7 @@ POOL: Table = {
     "to_generate": {"switched": "generate"},
 }
 
-MACHINES: Mapping[str, Table] = {
+MACHINES: Final[dict[str, Table]] = {
     "trajectory": TRAJECTORY,
     "program": PROGRAM,
     "group": GROUP,

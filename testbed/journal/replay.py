@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from testbed.core.core import Core
-from testbed.core.errors import ProtocolError
-from testbed.core.states import IllegalTransition
+from testbed.core.errors import IllegalTransition, ProtocolError
 from testbed.journal.format import JournalError
 from testbed.journal.reader import read_journal, require_complete
 from testbed.scenario import Scenario

@@ -7,25 +7,23 @@ else.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import get_args
+
+from msgspec.structs import astuple
 
 from testbed.core.actions import Experience, Train
 from testbed.metrics.sketch import Sketch
-from testbed.metrics.staleness import Sizes, VersionSet, at_completion, at_dequeue
+from testbed.metrics.staleness import at_completion, at_dequeue
 from testbed.metrics.summary import StalenessReading, TrajectoryTime
 from testbed.metrics.trajectory import Lives
+from testbed.metrics.version_sets import Sizes, VersionSet
 from testbed.scenario.experience import Measure
 
 LOST_TURN = "lost_turn"
 """Reason of dropped tokens whose model call was lost or aborted and sent again, in a trajectory that was trained."""
 MEASURE_NAMES: tuple[Measure, ...] = get_args(Measure)
-
-
-_VERSIONS = attrgetter(*VersionSet._fields[:6])
 
 
 class BatchFold:
@@ -35,47 +33,108 @@ class BatchFold:
         """`update_times`: of all optimizer updates so far, from which the trainer version at completion is read."""
         self.batch = train.batch
         self.updates = train.updates
-        self.trained_tokens = sum([e.output_tokens - e.masked_tokens for e in train.experiences])
+        self.trained_tokens = 0
         """Actor tokens that carry loss, counted at each use."""
-        self.reward_mean = sum([e.reward for e in train.experiences]) / max(len(train.experiences), 1)
-        new = [e for e in train.experiences if e.use == 0]
-        self.trajectories = len(new)
-        self.trained_once_tokens = sum([e.output_tokens - e.masked_tokens for e in new])
-        self.masked_tokens = sum([e.masked_tokens for e in new])
-        self.corrected = sum([e.corrected for e in new])
-        self.lengths = [e.output_tokens for e in new]
-        self.ready_waits = {e.group: e.dequeued_t - e.group_ready_t for e in new}
+        self.trajectories = 0
+        self.trained_once_tokens = 0
+        self.masked_tokens = 0
+        self.lost_tokens = 0
+        self.corrected = 0
+        self.capped = 0
+        self.lengths: list[int] = []
+        self.ready_waits: dict[int, float] = {}
         """Group -> seconds that it waited for this batch."""
-        per_version = sizes.trajectories_per_batch * sizes.batches_per_version
-        self.versions = Counter(
-            [
-                (
-                    *_VERSIONS(e),
-                    e.submitted_index // per_version * per_version,
-                    bisect_right(update_times, e.generated_t),
-                )
-                for e in new
-            ]
-        )
-        self._sum_times(new, lives)
+        self.time = TrajectoryTime()
+        self.reward_mean = 0.0
+        self._fold(train.experiences, lives, update_times, sizes.trajectories_per_batch * sizes.batches_per_version)
 
-    def _sum_times(self, new: list[Experience], lives: Lives) -> None:
-        self.time = time = TrajectoryTime()
-        time.total = sum([e.dequeued_t - e.submitted_t for e in new])
-        time.waits_for_signals = sum([e.ready_t - e.generated_t for e in new])
-        time.waits_for_group = sum([e.group_ready_t - e.ready_t for e in new])
-        time.in_buffer = sum([e.dequeued_t - e.group_ready_t for e in new])
-        time.queue = sum([e.generated_t - e.submitted_t for e in new])
-        known = [life for e in new if (life := lives.get(e.trajectory)) is not None]
-        time.environment = sum([life.environment for life in known])
-        time.prefill = sum([life.prefill for life in known])
-        time.decode = sum([life.decode for life in known])
-        time.tool = sum([life.tool for life in known])
-        time.paused = sum([life.paused for life in known])
-        time.held = sum([life.held for life in known])
-        self.capped = sum([life.capped for life in known])
-        self.lost_tokens = sum([life.lost_tokens for life in known])
-        time.queue -= time.environment + time.prefill + time.decode + time.tool + time.paused + time.held
+    def _fold(
+        self, experiences: tuple[Experience, ...], lives: Lives, update_times: Sequence[float], per_version: int
+    ) -> None:
+        """`per_version`: trajectories that one published version trained on."""
+        total = signals = group_wait = in_buffer = queue = rewards = 0.0
+        environment = prefill = decode = tool = paused = held = 0.0
+        versions: list[tuple[int, ...]] = []
+        for e in experiences:
+            # all fields at once: one by one each is looked up by its name
+            trajectory: int
+            group: int
+            outputs: int
+            masked: int
+            reward: float
+            submitted: int
+            submitted_t: float
+            generated_t: float
+            ready_t: float
+            group_ready_t: float
+            dequeued_t: float
+            (
+                trajectory,
+                group,
+                _,
+                _,
+                _,
+                outputs,
+                masked,
+                _,
+                reward,
+                dispatch,
+                oldest,
+                _,
+                completion,
+                dequeue,
+                trainer,
+                dispatch_trainer,
+                submitted,
+                _,
+                submitted_t,
+                _,
+                _,
+                generated_t,
+                ready_t,
+                group_ready_t,
+                dequeued_t,
+                use,
+                corrected,
+                _,
+            ) = astuple(e)
+            rewards += reward
+            self.trained_tokens += outputs - masked
+            if use:
+                continue
+            self.trajectories += 1
+            self.trained_once_tokens += outputs - masked
+            self.masked_tokens += masked
+            self.corrected += bool(corrected)
+            self.lengths.append(outputs)
+            self.ready_waits[group] = dequeued_t - group_ready_t
+            updates = len(update_times)  # those before it was generated: most of them, so it is looked for from the end
+            while updates and update_times[updates - 1] > generated_t:
+                updates -= 1
+            version = submitted // per_version * per_version
+            versions.append((oldest, dispatch, completion, dequeue, trainer, dispatch_trainer, version, updates))
+            total += dequeued_t - submitted_t
+            signals += ready_t - generated_t
+            group_wait += group_ready_t - ready_t
+            in_buffer += dequeued_t - group_ready_t
+            queue += generated_t - submitted_t
+            life = lives.get(trajectory)
+            if life is not None:
+                environment += life.environment
+                prefill += life.prefill
+                decode += life.decode
+                tool += life.tool
+                paused += life.paused
+                held += life.held
+                self.capped += life.capped
+                self.lost_tokens += life.lost_tokens
+        self.versions = Counter(versions)
+        self.reward_mean = rewards / max(len(experiences), 1)
+        time = self.time
+        time.total, time.waits_for_signals, time.waits_for_group, time.in_buffer = total, signals, group_wait, in_buffer
+        time.environment, time.prefill, time.decode, time.tool = environment, prefill, decode, tool
+        time.paused, time.held = paused, held
+        time.queue = queue - (environment + prefill + decode + tool + paused + held)
 
     def staleness(self, measure: Measure, sizes: Sizes) -> tuple[float, int]:
         """Mean and largest reading of one measure at dequeue."""
@@ -116,12 +175,18 @@ class BatchTotals:
         self.lengths.extend(b.lengths)
         for part in TrajectoryTime.__struct_fields__:
             setattr(self.time, part, getattr(self.time, part) + getattr(b.time, part))
-        for values, times in b.versions.items():
-            v = VersionSet(*values)
-            for measure in MEASURE_NAMES:
-                then = at_completion(v, measure, v.completion_trainer_version, self._sizes)
-                self._completion[measure].add(then, times)
-                self._dequeue[measure].add(at_dequeue(v, measure, self._sizes), times)
+        sizes = self._sizes
+        versions = [(VersionSet(*values), times) for values, times in b.versions.items()]
+        for measure in MEASURE_NAMES:
+            then: Counter[int] = Counter()  # few readings, of many versions
+            now: Counter[int] = Counter()
+            for v, times in versions:
+                then[at_completion(v, measure, v.completion_trainer_version, sizes)] += times
+                now[at_dequeue(v, measure, sizes)] += times
+            for reading, times in then.items():
+                self._completion[measure].add(reading, times)
+            for reading, times in now.items():
+                self._dequeue[measure].add(reading, times)
 
     def staleness(self) -> dict[str, StalenessReading]:
         return {

@@ -110,7 +110,8 @@ class RunMetrics:
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
         """One core call: the event, then its actions, which happen at the event's time."""
         self.events += 1
-        self._t = t = event.t
+        t: Any = event.t  # as an object: handlers take it as one
+        self._t = t
         handlers = self._handlers
         for handle in handlers[type(event)]:
             handle(t, event)

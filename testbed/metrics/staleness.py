@@ -8,10 +8,9 @@ so far). The module refuses to know bounds, and what happens to data beyond them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from msgspec import Struct
-
+from testbed.metrics.version_sets import UNIT, Sizes
 from testbed.scenario.experience import Measure
 from testbed.scenario.scenario import Scenario
 
@@ -34,36 +33,6 @@ class Versions(Protocol):
     def dispatch_trainer_version(self) -> int: ...
     @property
     def submitted_index(self) -> int: ...
-
-
-class VersionSet(NamedTuple):
-    """The versions of one trajectory, as measures read them. A batch has few different ones, so each is read once.
-
-    `submitted_index` is rounded down to whole versions, which is all that any measure looks at.
-    """
-
-    oldest_version: int
-    dispatch_version: int
-    completion_deployed: int
-    dequeue_deployed: int
-    trainer_version: int
-    dispatch_trainer_version: int
-    submitted_index: int
-    completion_trainer_version: int
-
-
-class Sizes(Struct, frozen=True):
-    """What turns counts of trajectories and updates into batches and versions."""
-
-    trajectories_per_batch: int = 1
-    updates_per_batch: int = 1
-    """`num_steps_per_rollout`."""
-    batches_per_version: int = 1
-    """`update_weights_interval`."""
-
-
-UNIT = Sizes()
-"""One trajectory a batch, one update a batch, one batch a version."""
 
 
 def sizes_of(scenario: Scenario) -> Sizes:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec.structs import astuple
+
 from testbed.core.actions import Retire
 from testbed.core.events import EngineJoined, EngineResumed, TurnFailed, TurnFinished
 from testbed.metrics.fold import Handlers
@@ -74,14 +76,23 @@ class Tokens:
         return taken
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
+        # all fields at once: one by one each is looked up by its name
+        engine: int
+        prompt: int
+        outputs: int
+        cached: int
+        again: int
+        kv_version: int
+        retractions: int
+        _, _, _, engine, prompt, outputs, _, cached, _, _, _, _, again, kv_version, retractions = astuple(e)
         now = self._now
-        now.generated += e.output_tokens
-        now.prompt += e.prompt_tokens
-        now.cached += e.cached_tokens
-        now.recomputed += e.recomputed_tokens
-        now.retractions += e.retractions
-        if self._keeps_kv and e.kv_version >= 0:
-            now.kv_age.add(self._deployed[e.engine] - e.kv_version)
+        now.generated += outputs
+        now.prompt += prompt
+        now.cached += cached
+        now.recomputed += again
+        now.retractions += retractions
+        if self._keeps_kv and kv_version >= 0:
+            now.kv_age.add(self._deployed[engine] - kv_version)
 
     def _turn_failed(self, t: float, e: TurnFailed) -> None:
         self._now.generated += e.output_tokens

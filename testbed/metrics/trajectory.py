@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import astuple
+
 from testbed.core.actions import (
     HandOver,
     PauseProgram,
@@ -30,6 +32,7 @@ from testbed.core.events import (
     TurnFinished,
 )
 from testbed.metrics.fold import Handlers
+from testbed.numbered import Numbered
 from testbed.scenario.layout import Layout
 
 _PAUSES_KEPT = 64
@@ -129,7 +132,7 @@ class Lives:
     """The fold: trajectory -> `Life`, from its environment or first turn until `pop`."""
 
     def __init__(self, layout: Layout) -> None:
-        self._lives: dict[int, Life] = {}
+        self._lives: Numbered[Life] = Numbered()
         self._clocks = [PauseClock() for _ in layout.engines]
         self._of_pool = [[self._clocks[e] for e in p.engines] for p in layout.pools]
         for pool in layout.pools:
@@ -163,12 +166,17 @@ class Lives:
 
     def pop(self, trajectory: int) -> Life | None:
         """Forget a trajectory whose life is over."""
-        return self._lives.pop(trajectory, None)
+        return self._lives.pop(trajectory)
+
+    def _life(self, trajectory: int) -> Life:
+        """Begun, if it is not yet."""
+        life = self._lives.get(trajectory)
+        if life is None:
+            life = self._lives[trajectory] = Life()
+        return life
 
     def _start_turn(self, t: float, a: StartTurn) -> None:
-        life = self._lives.get(a.trajectory)
-        if life is None:
-            life = self._lives[a.trajectory] = Life()
+        life = self._life(a.trajectory)
         clock = self._clocks[a.engine]
         life._pause_mark = clock.total(t) if clock.stopped else clock.before
         life._decodes_from = -1.0
@@ -188,22 +196,29 @@ class Lives:
             life._decodes_from = t
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
-        life = self._lives.get(e.trajectory)
+        # all fields at once: one by one each is looked up by its name
+        trajectory: int
+        engine: int
+        outputs: int
+        first_t: float
+        started_t: float
+        _, trajectory, _, engine, _, outputs, _, _, first_t, started_t, reason, continues, _, _, _ = astuple(e)
+        life = self._lives.get(trajectory)
         if life is None:
             return
-        clock = self._clocks[e.engine]
+        clock = self._clocks[engine]
         paused = (clock.total(t) if clock.stopped else clock.before) - life._pause_mark
-        life.prefill += e.first_token_t - e.started_t
-        life.decode += t - e.first_token_t
+        life.prefill += first_t - started_t
+        life.decode += t - first_t
         if paused > 0:
             life.paused += paused
             if life._decodes_from < 0:
-                life.prefill -= clock.within(e.started_t, e.first_token_t)
-                life.decode -= clock.within(e.first_token_t, t)
+                life.prefill -= clock.within(started_t, first_t)
+                life.decode -= clock.within(first_t, t)
             else:
                 life.decode -= clock.within(life._decodes_from, t)
-        life.tokens += e.output_tokens
-        life.capped = e.finish_reason == "length" and not e.continues
+        life.tokens += outputs
+        life.capped = reason == "length" and not continues
         life._busy = False
 
     def _turn_failed(self, t: float, e: TurnFailed) -> None:
@@ -214,7 +229,7 @@ class Lives:
             self._wants_call(t, life)
 
     def _prepare_environment(self, t: float, a: PrepareEnvironment) -> None:
-        life = self._lives.setdefault(a.trajectory, Life())
+        life = self._life(a.trajectory)
         life._since = t
         self._occupied(t, life)
 
@@ -239,7 +254,7 @@ class Lives:
     # --- programs -----------------------------------------------------------------------------------------------------
 
     def _pause_program(self, t: float, a: PauseProgram) -> None:
-        life = self._lives.setdefault(a.trajectory, Life())
+        life = self._life(a.trajectory)
         life._out = True
         if not life._busy:
             life._held_from = t

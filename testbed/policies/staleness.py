@@ -6,7 +6,8 @@ A rule is measure x bound x action, read at dequeue. The measures themselves are
 from __future__ import annotations
 
 from testbed.core.records import Lot, Trajectory
-from testbed.metrics.staleness import MEASURES, Sizes
+from testbed.metrics.staleness import MEASURES
+from testbed.metrics.version_sets import Sizes
 from testbed.scenario.experience import Staleness
 
 
