@@ -47,7 +47,9 @@ def slowed(profile: Profile, decode: float, prefill: float) -> Profile:
     return structs.replace(
         profile,
         decode=DecodeFit(*(decode * s for s in structs.astuple(d))),
-        prefill=PrefillFit(*(prefill * s for s in structs.astuple(p)[:-1]), padded=p.padded),
+        prefill=PrefillFit(
+            prefill * p.base_s, prefill * p.per_token_s, prefill * p.per_pair_s, prefill * p.per_request_s, p.padded
+        ),
         traffic=1.0,
     )
 
