@@ -1,7 +1,8 @@
 """Living things by their number, where numbers are handed out in order and things die in about that order.
 
-A list from the oldest living number on: an index finds what a dictionary would hash, compare and look up, and the list
-is short as long as nothing outlives the rest by far. It refuses to know what the things are.
+A list of the latest numbers: an index finds what a dictionary would hash, compare and look up. What outlives the rest
+by far moves to a dictionary, so that one old thing does not keep places for all that came after it. It refuses to know
+what the things are.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 _SPARE = 4096
-"""Places in front that may be void before the list is cut."""
+"""So many places may be void before the list is cut."""
 
 
 class Numbered(Generic[V]):
-    """As a dictionary of numbers >= 0, in the order of the numbers. O(1), amortised; memory is proportional to the span
-    from the oldest living number to the newest."""
+    """As a dictionary of numbers >= 0, in the order of the numbers. O(1), amortised; memory is proportional to what
+    lives."""
 
-    __slots__ = ("_first", "_living", "_places", "_void")
+    __slots__ = ("_first", "_living", "_old", "_places")
 
     def __init__(self) -> None:
         self._first = 0
         """Number of the first place."""
-        self._void = 0
-        """Places in front that hold nothing, all of them."""
         self._living = 0
         self._places: list[V | None] = []
+        self._old: dict[int, V] = {}
+        """What has a number before the first place."""
 
     def __len__(self) -> int:
         return self._living
@@ -35,7 +36,7 @@ class Numbered(Generic[V]):
     def __iter__(self) -> Iterator[int]:
         """The numbers of what lives, rising."""
         first = self._first
-        return iter([first + place for place, value in enumerate(self._places) if value is not None])
+        return iter([*sorted(self._old), *[first + i for i, v in enumerate(self._places) if v is not None]])
 
     def __contains__(self, number: int) -> bool:
         return self.get(number) is not None
@@ -50,24 +51,35 @@ class Numbered(Generic[V]):
     def __setitem__(self, number: int, value: V) -> None:
         places = self._places
         place = number - self._first
-        if place == len(places) and places:  # the next number
-            places.append(value)
-            self._living += 1
-            return
-        if not self._living:  # whatever was here is void
-            self._first, self._void = number, 0
-            self._places = [value]
-            self._living = 1
-            return
         if place < 0:
-            places[:0] = [None] * -place
-            self._first, self._void, place = number, 0, 0
-        elif place < self._void:
-            self._void = place
-        elif place >= len(places):
-            places.extend([None] * (place + 1 - len(places)))
-        self._living += places[place] is None
-        places[place] = value
+            self._living += number not in self._old
+            self._old[number] = value
+            return
+        if place < len(places):
+            self._living += places[place] is None
+            places[place] = value
+            return
+        if place > len(places):  # not the next number
+            if not self._living:
+                self._first = number
+                places.clear()
+            else:
+                places.extend([None] * (place - len(places)))
+        places.append(value)
+        self._living += 1
+        if len(places) > _SPARE + 4 * self._living:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Keep the places of the latest numbers, twice as many as things live; what lives before them is old."""
+        places, first = self._places, self._first
+        cut = max(len(places) - 2 * self._living, 0)
+        for place in range(cut):
+            value = places[place]
+            if value is not None:
+                self._old[first + place] = value
+        del places[:cut]
+        self._first = first + cut
 
     def __delitem__(self, number: int) -> None:
         """Raises KeyError if nothing of this number lives."""
@@ -76,29 +88,24 @@ class Numbered(Generic[V]):
 
     def get(self, number: int) -> V | None:
         places, place = self._places, number - self._first
-        return places[place] if 0 <= place < len(places) else None
+        if place < 0:
+            return self._old.get(number)
+        return places[place] if place < len(places) else None
 
     def pop(self, number: int) -> V | None:
         """What is removed; None if nothing of this number lives."""
         places, place = self._places, number - self._first
-        if not 0 <= place < len(places):
+        value: V | None
+        if place < 0:
+            value = self._old.pop(number, None)
+        elif place < len(places):
+            value = places[place]
+            places[place] = None
+        else:
             return None
-        value = places[place]
-        if value is None:
-            return None
-        places[place] = None
-        self._living -= 1
-        void = self._void
-        if place == void:
-            count = len(places)
-            while void < count and places[void] is None:
-                void += 1
-            if void >= _SPARE and 2 * void >= count:
-                del places[:void]
-                self._first += void
-                void = 0
-            self._void = void
+        if value is not None:
+            self._living -= 1
         return value
 
     def values(self) -> Iterator[V]:
-        return iter([value for value in self._places if value is not None])
+        return iter([self[number] for number in self])
