@@ -96,7 +96,7 @@ SUITE = $(addprefix scenarios/validation/, one_engine.yaml transitions.yaml rout
 
 validate: install-real
 	$(BIN)/testbed calibrate scenarios/validation/calibration.yaml --repeats 2 --out runs/calibration/one
-	$(BIN)/testbed calibrate scenarios/validation/routing.yaml --variant random --repeats 2 --out runs/calibration/two
+	$(BIN)/testbed calibrate scenarios/validation/routing.yaml --variant random --repeats 1 --out runs/calibration/two
 	$(BIN)/testbed validate $(SUITE) --repeats 2 --out runs/validation --doc docs/validation-suite.md \
 	  --profile runs/calibration/one/profile.json --profile runs/calibration/two/profile.json
 
