@@ -143,7 +143,7 @@ define compile
 endef
 lock: install-dev
 	@$(PIP) install pip-tools
-	$(call compile,requirements-dev.lock,the base and development dependencies,--extra dev)
+	$(call compile,requirements-dev.lock,the base and development dependencies,--extra dev --allow-unsafe)
 	$(call compile,requirements.lock,the base dependencies,--constraint requirements-dev.lock)
 	$(call compile,requirements-real.lock,the real backend without a GPU (Python 3.11$(comma) Linux x86-64),--extra real \
 	  --constraint requirements-dev.lock --unsafe-package triton --unsafe-package setuptools)

@@ -6,6 +6,7 @@ know what is fitted to their times.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,9 @@ from testbed.calibration.phases import TrainPoint
 from testbed.packing import rows_of
 
 PROMPT = 8
+WAIT_S = 0.5
+"""Before each update that is measured: in a run the trainer waits for its batch, and what it works on has left the
+caches meanwhile."""
 
 
 class Updates:
@@ -73,6 +77,7 @@ async def measure_updates(
     if sizes:
         await works[sizes[0]].make()  # what happens at the first update only
     for size in sizes:
+        await asyncio.sleep(WAIT_S)
         rows = max(rows_of([size.tokens] * size.trajectories, max_tokens_per_gpu, trainer.world), key=sum)
         points.append(TrainPoint(tuple(rows), await works[size].make()))
         done(f"update of {size.trajectories} x {size.tokens} tokens")

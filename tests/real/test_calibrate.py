@@ -191,9 +191,10 @@ def test_side_by_side_every_experiment_is_made_alone_and_beside_updates_and_upda
     assert between.count("update") >= IN_A_ROW
 
 
-def test_updates_are_made_round_by_round_with_what_every_loss_needs() -> None:
+def test_updates_are_made_round_by_round_with_what_every_loss_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two with different rewards, and log-probs of the old and of the reference policy. 8 x 40 tokens are one
     row of at most 512 tokens, 16 x 48 two of ten and six."""
+    monkeypatch.setattr("real.calibration.updates.WAIT_S", 0.0)
     sizes = [UpdateSize(8, 40), UpdateSize(16, 48)] * 2
 
     async def go() -> tuple[Trainer, Any]:
