@@ -35,6 +35,7 @@ PREFILL = ("base_s", "per_token_s", "per_pair_s", "per_request_s")
 ARRIVAL = ("base_s", "per_request_s")
 TRAINER = ("fixed_s", "per_row_s", "per_token_s", "per_pair_s")
 FEWEST_STEPS = 3
+FEWEST_PREFILLS = 6
 
 
 class CalibrationError(Exception):
@@ -217,14 +218,16 @@ def _controls(points: Sequence[ControlPoint]) -> dict[str, ControlTimes]:
 
 
 def _beside(points: Sequence[BesidePoint]) -> BesideFit | None:
-    """Sums over sums; nothing is faster in company."""
-    ratio = {}
-    for what in ("decode", "prefill", "train"):
-        alone = sum(p.alone_s for p in points if p.what == what)
-        if not alone:
-            return None
-        ratio[what] = max(sum(p.beside_s for p in points if p.what == what) / alone, 1.0)
-    return BesideFit(**ratio)
+    """Medians of ratios; nothing is faster in company. Where few prefill batches held the same requests both times,
+    they are slowed as decode steps are."""
+    ratios = {
+        what: [p.beside_s / p.alone_s for p in points if p.what == what] for what in ("decode", "prefill", "train")
+    }
+    if not ratios["decode"] or not ratios["train"]:
+        return None
+    if len(ratios["prefill"]) < FEWEST_PREFILLS:
+        ratios["prefill"] = ratios["decode"]
+    return BesideFit(**{what: max(median(found), 1.0) for what, found in ratios.items()})
 
 
 def _switch(phases: Sequence[Phases]) -> SwitchTimes | None:

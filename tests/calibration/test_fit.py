@@ -170,17 +170,17 @@ def test_pauses_are_medians_of_idle_and_busy_engines() -> None:
     assert profile.controls == {"retract": ControlTimes(1.5, 4.0, 8, 0.5, 0.25)}
 
 
-def test_work_in_company_is_a_ratio_of_sums_and_never_quicker() -> None:
+def test_work_in_company_is_a_median_of_ratios_and_never_quicker() -> None:
+    """Decode 1.5, 1.2 and 4 (a pause of the machine); updates 0.9; two prefill batches are too few to go by."""
     points = engine_points()
     series = series_of(points, [], 8192)
-    pairs = [
-        BesidePoint("decode", 1.0, 1.5),
-        BesidePoint("decode", 3.0, 3.5),
-        BesidePoint("prefill", 0.2, 0.19),
-        BesidePoint("train", 2.0, 2.5),
-    ]
-    assert make_profile(series, points, [], beside=pairs).beside == BesideFit(5 / 4, 1.0, 1.25)
-    assert make_profile(series, points, [], beside=pairs[:3]).beside is None, "no trainer was measured"
+    pairs = [BesidePoint("decode", 1.0, 1.5), BesidePoint("decode", 3.0, 3.6), BesidePoint("decode", 0.1, 0.4)]
+    trained = [BesidePoint("train", 2.0, 1.8)]
+    few = [BesidePoint("prefill", 0.2, 0.9)] * 2
+    many = [BesidePoint("prefill", 0.2, t) for t in (0.22, 0.22, 0.23, 0.25, 0.25, 0.26)]
+    found = {len(p): make_profile(series, points, [], beside=[*pairs, *trained, *p]).beside for p in (few, many)}
+    assert found == {2: BesideFit(1.5, 1.5, 1.0), 6: BesideFit(1.5, pytest.approx(1.2), 1.0)}
+    assert make_profile(series, points, [], beside=[*pairs, *many]).beside is None, "no trainer was measured"
 
 
 def test_the_mean_of_an_update_has_its_long_tail() -> None:
