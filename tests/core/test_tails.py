@@ -15,6 +15,8 @@ from tests.support.invariants import replayed, watched
 from tests.support.scenarios import COLOCATED, scenario
 from tests.support.scripted import KEPT, Scripted
 
+PARTIAL = {"type": "over_sampling", "over_sampling_ratio": 2.0, "long_rounds": False, "partial_rollout": True}
+
 
 def checked(run: Scripted) -> Scripted:
     watched(run.scenario, run.records)
@@ -58,12 +60,7 @@ def test_partial_rollout_keeps_what_was_generated_and_goes_on_in_the_next_round(
     config = scenario(
         **placement,
         algorithm={"n_samples_per_prompt": 1, "rollout_batch_size": 2},
-        rollout__admission={
-            "type": "over_sampling",
-            "over_sampling_ratio": 2.0,
-            "long_rounds": False,
-            "partial_rollout": True,
-        },
+        rollout__admission=PARTIAL,
         run__num_rollout=2,
     )
     run = checked(Scripted(config, turn=lambda a: {0: 10.0, 1: 20.0}.get(a.trajectory, 50.0)).run())
@@ -82,12 +79,7 @@ def test_partial_rollout_keeps_what_was_generated_and_goes_on_in_the_next_round(
 def test_partial_rollout_starts_fewer_new_groups_by_as_many_as_go_on() -> None:
     config = scenario(
         algorithm={"n_samples_per_prompt": 1, "rollout_batch_size": 2},
-        rollout__admission={
-            "type": "over_sampling",
-            "over_sampling_ratio": 2.0,
-            "long_rounds": False,
-            "partial_rollout": True,
-        },
+        rollout__admission=PARTIAL,
         run__num_rollout=3,
     )
     run = checked(Scripted(config, turn=lambda a: 10.0 if a.trajectory % 2 else 35.0).run())
@@ -98,12 +90,7 @@ def test_partial_rollout_starts_fewer_new_groups_by_as_many_as_go_on() -> None:
 def test_a_tool_that_ends_between_two_rounds_waits_for_the_next() -> None:
     config = scenario(
         algorithm={"n_samples_per_prompt": 1, "rollout_batch_size": 1},
-        rollout__admission={
-            "type": "over_sampling",
-            "over_sampling_ratio": 2.0,
-            "long_rounds": False,
-            "partial_rollout": True,
-        },
+        rollout__admission=PARTIAL,
         run__num_rollout=2,
     )
     run = Scripted(config, turns=2, turn=lambda a: 2.0 + 6 * a.trajectory, tool=3.0, train=40.0)
