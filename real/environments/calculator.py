@@ -5,22 +5,19 @@ a turn's observation is ids that follow the ids that were sampled (TITO)."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from real.environments.arithmetic import APPLY, Operator
-from real.environments.base import RealTask, TextEnvironment, ToolCall, TurnLimits, Who
+from real.environments.base import RealTask, ToolCall, Who
 from real.environments.helper import Helper, HelperDied, HelperTimeout
+from real.environments.tagged import TaggedCalls
 from real.models.tokenizer import Tokenizer
 
-_CALL = re.compile(r"<tool>((?:(?!<tool>).)*)</tool>\s*$", re.DOTALL)
 
-
-class Calculator(TextEnvironment):
+class Calculator(TaggedCalls):
     """`operations` operators join operands that are uniform on 0 .. `max_operand`, from left to right.
 
     A turn whose output ends with a call is followed by an observation, at most `max_turns` - 1 times. A bad expression
@@ -46,7 +43,8 @@ class Calculator(TextEnvironment):
     ) -> None:
         config = {"max_operand": max_operand, "operators": list(operators), "operations": operations}
         super().__init__(
-            {**config, "max_turns": max_turns},
+            config,
+            max_turns=max_turns,
             tokenizer=tokenizer,
             members=members,
             seed=seed,
@@ -55,9 +53,7 @@ class Calculator(TextEnvironment):
             prompt_template=prompt_template,
         )
         self._max_operand, self._operators, self._operations = max_operand, tuple(operators), operations
-        self._max_turns, self._time_limit_s = max_turns, tool_time_limit_s
-        end = tokenizer.encode("</tool>")
-        self._stop = (tokenizer.eos_id, end[0]) if len(end) == 1 else (tokenizer.eos_id,)
+        self._time_limit_s = tool_time_limit_s
         self._helpers: dict[Who, Helper] = {}
 
     def item(self, seed: int, index: int) -> tuple[str, Any]:
@@ -76,18 +72,8 @@ class Calculator(TextEnvironment):
     def pieces(self, payload: Any) -> list[tuple[Sequence[int], bool]]:
         response: list[tuple[Sequence[int], bool]] = []
         for expression, result in payload[: self._max_turns - 1]:
-            response += [(self.ids(f"<tool>{expression}</tool>"), True), (self.ids(f"<obs>{result}</obs>"), False)]
+            response += self.called(expression, result)
         return [*response, *super().pieces(payload[-1][1])]
-
-    def make(self, index: int) -> RealTask:
-        return dataclasses.replace(super().make(index), environment=True)
-
-    def limits(self, task: RealTask, member: int, turn: int, context_tokens: int) -> TurnLimits:
-        return TurnLimits(self._max_response_length, stop_token_ids=self._stop)
-
-    def after_turn(self, task: RealTask, member: int, turn: int, output_ids: list[int]) -> ToolCall | None:
-        found = _CALL.search(self.final_text([output_ids]))
-        return ToolCall(turn, found[1]) if found and turn + 1 < self._max_turns else None
 
     async def prepare(self, task: RealTask, who: Who) -> None:
         self._helpers[who] = Helper("real.environments.calculator_process")
@@ -101,7 +87,7 @@ class Calculator(TextEnvironment):
             result = "error: time limit"
         except HelperDied:
             result = "error: the calculator died"
-        return self.ids(f"<obs>{result}</obs>")
+        return self.observation(result)
 
     async def release_member(self, task: RealTask, who: Who) -> None:
         if (helper := self._helpers.pop(who, None)) is not None:

@@ -8,7 +8,6 @@ observation is ids that follow the ids that were sampled (TITO)."""
 from __future__ import annotations
 
 import dataclasses
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -17,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from real.environments.base import RealTask, TextEnvironment, ToolCall, TurnLimits, Who
+from real.environments.base import RealTask, ToolCall, Who
 from real.environments.sandbox import Limits, Sandbox, ToolLost
+from real.environments.tagged import TaggedCalls
 from real.models.tokenizer import Tokenizer
 
 FILE = "numbers.txt"
 SOLUTION = f'print(sum(map(int,open("{FILE}"))))'
-_CALL = re.compile(r"<tool>((?:(?!<tool>).)*)</tool>\s*$", re.DOTALL)
 
 
-class Workspace(TextEnvironment):
+class Workspace(TaggedCalls):
     """`numbers` numbers, uniform on 0 .. `max_operand`, one a line. The prompt does not show them.
 
     A turn whose output ends with a call is followed by an observation of at most `tool_output_bytes`, at most
@@ -61,9 +60,9 @@ class Workspace(TextEnvironment):
             {
                 "numbers": numbers,
                 "max_operand": max_operand,
-                "max_turns": max_turns,
                 "limits": dataclasses.astuple(limits),
             },
+            max_turns=max_turns,
             tokenizer=tokenizer,
             members=members,
             seed=seed,
@@ -72,9 +71,7 @@ class Workspace(TextEnvironment):
             prompt_template=prompt_template,
         )
         self.limits_of_calls = limits
-        self._numbers, self._max_operand, self._max_turns = numbers, max_operand, max_turns
-        end = tokenizer.encode("</tool>")
-        self._stop = (tokenizer.eos_id, end[0]) if len(end) == 1 else (tokenizer.eos_id,)
+        self._numbers, self._max_operand = numbers, max_operand
         self._root: Path | None = None
         self._programs: dict[Who, Sandbox] = {}
         self._faults: dict[Who, str] = {}
@@ -87,18 +84,9 @@ class Workspace(TextEnvironment):
 
     def pieces(self, payload: Any) -> list[tuple[Sequence[int], bool]]:
         answer = str(sum(payload))
-        call = [(self.ids(f"<tool>{SOLUTION}</tool>"), True), (self.ids(f"<obs>{answer}</obs>"), False)]
-        return [*call, *super().pieces(answer)] if self._max_turns > 1 else super().pieces(answer)
-
-    def make(self, index: int) -> RealTask:
-        return dataclasses.replace(super().make(index), environment=True)
-
-    def limits(self, task: RealTask, member: int, turn: int, context_tokens: int) -> TurnLimits:
-        return TurnLimits(self._max_response_length, stop_token_ids=self._stop)
-
-    def after_turn(self, task: RealTask, member: int, turn: int, output_ids: list[int]) -> ToolCall | None:
-        found = _CALL.search(self.final_text([output_ids]))
-        return ToolCall(turn, found[1]) if found and turn + 1 < self._max_turns else None
+        return (
+            [*self.called(SOLUTION, answer), *super().pieces(answer)] if self._max_turns > 1 else super().pieces(answer)
+        )
 
     async def prepare(self, task: RealTask, who: Who) -> None:
         if self._root is None:
@@ -115,8 +103,8 @@ class Workspace(TextEnvironment):
         self._faults[who] = result.fault
         if result.fault and result.fault != "error":
             self.faults[result.fault] += 1
-            return self.ids(f"<obs>error: {result.fault}</obs>")
-        return self.ids(f"<obs>{result.text}</obs>")
+            return self.observation(f"error: {result.fault}")
+        return self.observation(result.text)
 
     def tool_fault(self, task: RealTask, who: Who) -> str:
         return self._faults.get(who, "")
