@@ -161,7 +161,7 @@ async def measure_controls(
     """One point per control, in order; `done` after each. Raises `EngineGone` and `EngineRefused`."""
     ids, draw, points = iter(range(1 << 30)), random.Random(1), []
     for c in wanted:
-        prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(CONTROL_PROMPT)] for _ in range(c.running)]
+        prompts = prompts_of(draw, Experiment(c.running, CONTROL_PROMPT), vocab_size)
         asked = [
             asyncio.create_task(
                 client.generate(rid=f"control-{next(ids)}", input_ids=p, max_new_tokens=c.outputs, ignore_eos=True)
