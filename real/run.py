@@ -23,6 +23,7 @@ from testbed.core import events as said
 from testbed.metrics.scores import Score
 from testbed.metrics.summary import RunSummary
 from testbed.recording import BROKEN_OFF, Recording, versions_of
+from testbed.run_files import SPEED
 from testbed.scenario import Scenario
 
 PACKAGES = ("rl-testbed", "sglang", "torch", "transformers", "ray", "msgspec", "numpy")
@@ -85,7 +86,7 @@ async def run_on(
     checkpoints = folder.resolve() / CHECKPOINTS if folder is not None else None
     if folder is not None and checkpoints is not None:  # nothing of an earlier run in this folder outlives it
         shutil.rmtree(checkpoints, ignore_errors=True)
-        for file in (TRAINING, SWITCHES, WEIGHTS, DRIVER):
+        for file in (TRAINING, SWITCHES, WEIGHTS, DRIVER, SPEED):
             (folder / file).unlink(missing_ok=True)
     backend = RealBackend(scenario, deployment, (), faults, checkpoints)
     recording = Recording(scenario, backend.core.layout, folder, "real", versions())

@@ -16,9 +16,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from real.deployment import Stage, deployed, deployment_key
+from real.calibration.engine import measure_traffic, warm_up
+from real.deployment import Deployment, Stage, deployed, deployment_key
 from real.driver import Status
+from real.errors import EngineGone, EngineRefused
 from real.run import Measured, run_on
+from testbed.calibration.design import Traffic, TrafficPoint
+from testbed.calibration.speed import MachineSpeed, write_speed
 from testbed.scenario import Scenario
 
 LOGS = "logs"
@@ -33,6 +37,8 @@ class Job(Struct, frozen=True):
     """What file names in the scenario are relative to."""
     folder: Path
     name: str
+    loop: Traffic | None = None
+    """Driven on the engines right before and after the run: `machine_speed.json`."""
 
 
 Progress = Callable[[int, Status], None]
@@ -87,6 +93,7 @@ async def _run_group(
     first = group[0][1]
     with _scratch(first.folder) as folder:
         async with deployed(first.scenario, first.base_dir, folder, stage) as deployment:
+            before = await _loop(deployment, first.loop, True)
             for k, (index, job) in enumerate(group):
                 if k:
                     stage("back to version 0")
@@ -102,6 +109,23 @@ async def _run_group(
                 done(index, measured)
                 if stop.is_set():
                     return
+                after = await _loop(deployment, job.loop)
+                if before and after:
+                    write_speed(job.folder, MachineSpeed(before, after))
+                before = after
+
+
+async def _loop(deployment: Deployment, loop: Traffic | None, first: bool = False) -> list[TrafficPoint]:
+    """On all engines; nothing if one is gone. `first`: they have not been asked anything before."""
+    if loop is None:
+        return []
+    clients = [engine.client for engine in deployment.engines]
+    try:
+        if first:
+            await warm_up(clients)
+        return await measure_traffic(clients, loop, deployment.model.tokenizer.vocab_size)
+    except (EngineGone, EngineRefused):
+        return []
 
 
 @contextmanager

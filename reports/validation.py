@@ -27,9 +27,12 @@ GROUPS = {
 HEAD = ["Quantity", "real", "own work", "error", "full", "error", "of the work", "limit", ""]
 VERDICTS = {"within": "within", "spread": "within the spread", "missed": "MISSED", "": ""}
 LIMITS = (
-    "Limits apply to the simulation with the run's own work. A quantity off by more passes where the intervals of ± "
-    "one standard deviation, of the real runs and of their simulations, overlap; in a suite the deviation of the real "
-    "runs is the scenario's own, or that pooled over all scenarios of as many engines where it is larger.",
+    "Limits apply to the simulation with the run's own work. A quantity off by more passes within one standard "
+    "deviation of the real runs: the scenario's own, or in a suite that pooled over all scenarios of as many engines "
+    "where it is larger.",
+    "Simulated times are those of the machine around each run (machine): a closed loop of short requests on the same "
+    "engines right before and after it, in the time that the calibration predicts for it. A run without loops has the "
+    "speed of the calibration.",
     "Repeats run on one set of servers, one after another: what another start of the servers would change is not in "
     "their spread.",
     "Journals hold prompts in blocks: a prefix that two prompts share within a block is unknown to the simulation.",
@@ -81,6 +84,9 @@ def came_from(v: Validation) -> list[str]:
     parts = [f"{cause} {numbers.points(of_times)}" for cause, of_times, _ in causes(v)[:4] if abs(of_times) >= 0.005]
     if parts:
         said.append(f"By cause, in points of a real step: {'; '.join(parts)}.")
+    if v.speeds:
+        factors = " and ".join(numbers.plain(s) for s in v.speeds)
+        said.append(f"Machine: its times around the real runs were {factors} times those of the calibration.")
     outside = [f"{k} {numbers.percent(share)}" for k, share in v.marks.items() if share > 0]
     if outside:
         said.append(f"Engine costs were asked outside their range in {', '.join(outside)} of the answers.")

@@ -26,7 +26,7 @@ COLUMNS = (
     ("latency_p50", "turn p50"),
     ("latency_p95", "turn p95"),
 )
-HEAD = ["Scenario", "real step", *(label for _, label in COLUMNS), "staleness", "cached equal", "decisions"]
+HEAD = ["Scenario", "real step", "machine", *(label for _, label in COLUMNS), "staleness", "cached equal", "decisions"]
 MISS_HEAD = ["Scenario", "limit", "cause"]
 
 
@@ -75,6 +75,7 @@ def cells(v: Validation) -> list[str]:
     return [
         v.name,
         step_text(v.row(STEP_TIME)),
+        f"× {numbers.plain(fmean(v.speeds))}" if v.speeds else "–",
         *(cell(v.row(name)) for name, _ in COLUMNS),
         marked(numbers.grouped(dequeue.timing_variation, 3), said["staleness_at_dequeue"]),
         marked(numbers.percent(v.turns.same_cached, 1), said["cached_tokens_equal"]),

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from real.calibration.beside import measure_beside
-from real.calibration.engine import measure, measure_controls, measure_traffic, server_facts
+from real.calibration.engine import measure, measure_controls, measure_traffic, server_facts, warm_up
 from real.calibration.updates import measure_updates
 from real.deployment import deployed
 from real.engines.client import EngineClient
@@ -32,12 +32,20 @@ PADDED = ("torch_native",)
 """Attention backends of SGLang that pad queries to the length of the keys."""
 
 
+class Loops(Struct):
+    """The closed loop, right before and after each part: how fast the machine was meanwhile."""
+
+    engine: list[TrafficPoint]
+    trainer: list[TrafficPoint]
+    short_run: list[TrafficPoint]
+
+
 class Calibrated(Struct):
     """What was measured on one deployment."""
 
     engine: list[EnginePoint]
     controls: list[ControlPoint]
-    traffic: list[TrafficPoint]
+    loops: Loops
     updates: list[TrainPoint]
     beside: list[BesidePoint]
     server: dict[str, Any]
@@ -77,12 +85,18 @@ async def calibrate(
             clients = [engine.client for engine in deployment.engines]
             server, slots = await server_facts(clients[0])
             vocab_size = deployment.model.tokenizer.vocab_size
+
+            async def loop() -> list[TrafficPoint]:
+                return await measure_traffic(clients, plan.traffic, vocab_size)
+
             stage("measuring the engine")
+            await warm_up(clients)
+            before = await loop()
             points = await measure(
                 clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens")
             )
             paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
-            loops = await measure_traffic(clients, plan.traffic, vocab_size, done)
+            between = await loop() if plan.experiments else before
             trainer, training = deployment.trainer, scenario.training
             if plan.updates:
                 stage("measuring the trainer")
@@ -93,12 +107,14 @@ async def calibrate(
             if plan.beside:
                 stage("measuring engine and trainer side by side")
                 beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
+            trained = await loop() if plan.updates else between
             stage("measuring weight updates")
             name, config = plan.short_run
             await deployment.reset(config)
             measured = await run_on(deployment, config, folder / name, name=name)
             if measured.problem:
                 raise RealError(f"short run {name}: {measured.problem}")
+            loops = Loops([*before, *between], [*between, *trained], [*trained, *await loop()])
             done(name)
     return Calibrated(
         points, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)

@@ -44,8 +44,6 @@ async def measure(
     `EngineGone` and `EngineRefused`."""
     draw, points = random.Random(0), []
     prompts: list[list[int]] = []
-    first = [FIRST_TOKEN] * 8  # what happens at the first request only
-    await asyncio.gather(*(generate(c, "first", first, OUTPUTS) for c in clients))
     for number, e in enumerate(experiments):
         if not e.cached:
             prompts = prompts_of(draw, e, vocab_size)
@@ -180,32 +178,33 @@ async def measure_controls(
     return points
 
 
-async def measure_traffic(
-    clients: Sequence[EngineClient], wanted: Iterable[Traffic], vocab_size: int, done: Callable[[str], None]
-) -> list[TrafficPoint]:
-    """Every closed loop on all engines side by side: one point for each engine, in order; `done` after each. Raises
-    `EngineGone` and `EngineRefused`."""
-    draw, points = random.Random(4), []
-    for number, loop in enumerate(wanted):
-        prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(n)] for n, _ in loop.lengths]
+async def warm_up(clients: Sequence[EngineClient]) -> None:
+    """What happens at the first request only."""
+    first = [FIRST_TOKEN] * 8
+    await asyncio.gather(*(generate(c, "first", first, OUTPUTS) for c in clients))
 
-        async def on(client: EngineClient, loop: Traffic = loop, prompts: Any = prompts, number: int = number) -> float:
-            await client.flush()
-            left = iter(
-                [(i, p, outputs) for i, (p, (_, outputs)) in enumerate(zip(prompts, loop.lengths, strict=True))]
-            )
 
-            async def one() -> None:
-                for i, prompt, outputs in left:
-                    await generate(client, f"traffic-{number}-{i}", prompt, outputs)
+async def measure_traffic(clients: Sequence[EngineClient], loop: Traffic, vocab_size: int) -> list[TrafficPoint]:
+    """The closed loop on all engines side by side: one point for each engine, in order. Their caches are empty before
+    and after. Raises `EngineGone` and `EngineRefused`."""
+    draw = random.Random(4)
+    prompts = [[draw.randrange(FIRST_TOKEN, vocab_size) for _ in range(n)] for n, _ in loop.lengths]
 
-            started = time.monotonic()
-            await asyncio.gather(*(one() for _ in range(loop.clients)))
-            return time.monotonic() - started
+    async def on(client: EngineClient) -> float:
+        await client.flush()
+        left = iter([(i, p, outputs) for i, (p, (_, outputs)) in enumerate(zip(prompts, loop.lengths, strict=True))])
 
-        points += [TrafficPoint(loop, s) for s in await asyncio.gather(*(on(c) for c in clients))]
-        done(f"{loop.clients} clients")
-    return points
+        async def one() -> None:
+            for i, prompt, outputs in left:
+                await generate(client, f"traffic-{i}", prompt, outputs)
+
+        started = time.monotonic()
+        await asyncio.gather(*(one() for _ in range(loop.clients)))
+        return time.monotonic() - started
+
+    seconds = await asyncio.gather(*(on(c) for c in clients))
+    await asyncio.gather(*(c.flush() for c in clients))
+    return [TrafficPoint(loop, s) for s in seconds]
 
 
 GENERATING_S = 0.3

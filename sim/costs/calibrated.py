@@ -15,7 +15,8 @@ from msgspec import structs
 
 from sim.costs.errors import CostModelError
 from sim.costs.segments import Row, SegmentCosts, row_through
-from testbed.calibration.profile import BesideFit, DecodeFit, PrefillFit, Profile, other
+from testbed.calibration.profile import BesideFit, Profile, other
+from testbed.calibration.speed import times
 
 
 def read_profile(path: Path) -> Profile:
@@ -42,15 +43,9 @@ def refuse_other(
 
 
 def slowed(profile: Profile, decode: float, prefill: float) -> Profile:
-    """Steps that take so many times as long. A `padded` prefill stays one."""
-    d, p = profile.decode, profile.prefill
+    """Steps that take so many times as long."""
     return structs.replace(
-        profile,
-        decode=DecodeFit(*(decode * s for s in structs.astuple(d))),
-        prefill=PrefillFit(
-            prefill * p.base_s, prefill * p.per_token_s, prefill * p.per_pair_s, prefill * p.per_request_s, p.padded
-        ),
-        traffic=1.0,
+        profile, decode=times(profile.decode, decode), prefill=times(profile.prefill, prefill), traffic=1.0
     )
 
 

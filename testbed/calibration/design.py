@@ -7,12 +7,14 @@ It refuses to know how they are carried out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Literal
 
 from msgspec import Struct
 
 from testbed.scenario import Scenario
+from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 from testbed.scenario.rollout import SyncBarrier
 from testbed.scenario.workload import FixedLength, FixedTime, LengthsWorkload, Rewards
 
@@ -63,6 +65,15 @@ class EnginePoint(Struct, frozen=True):
     makespan_s: float
     """The first request sent, until the last answer."""
     held: bool
+
+
+def engine_size(scenario: Scenario, base_dir: Path) -> tuple[int, int, int]:
+    """What one engine takes: requests at once, tokens in its KV pool, tokens of one request (output included)."""
+    engine = scenario.rollout.engine
+    slots = engine.max_total_num_tokens or kv_pool_tokens(
+        scenario, model_spec(scenario.model, base_dir), gpu_spec(scenario.cluster.gpu)
+    )
+    return engine.max_running_requests, slots, min(engine.context_length or slots, slots)
 
 
 def design(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> Iterator[Experiment]:
@@ -151,7 +162,7 @@ class TrafficPoint(Struct, frozen=True):
     """From the first request sent to the last answer, on one engine."""
 
 
-def traffic(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> list[Traffic]:
+def traffic(max_requests: int, max_tokens: int, max_context: int) -> Traffic:
     """Short requests for half of the rows: as many messages for as few steps as in agentic turns."""
     draw = Random(3)
     clients = max(max_requests // 2, 1)
@@ -161,10 +172,11 @@ def traffic(max_requests: int, max_tokens: int, max_context: int, repeats: int) 
         (draw.randint(max(prompt // 3, 1), prompt), draw.randint(max(reply // 4, 1), reply))
         for _ in range(TRAFFIC_ROUNDS * clients)
     ]
-    return [Traffic(clients, tuple(each))] * repeats
+    return Traffic(clients, tuple(each))
 
 
-TRAFFIC_ROUNDS = 12
+TRAFFIC_ROUNDS = 5
+"""Requests of each client."""
 
 
 class UpdateSize(Struct, frozen=True):
@@ -213,7 +225,8 @@ class Plan(Struct, frozen=True):
 
     experiments: list[Experiment]
     controls: list[Control]
-    traffic: list[Traffic]
+    traffic: Traffic
+    """Before and after each of the others: how fast the machine was meanwhile."""
     updates: list[UpdateSize]
     beside: list[Beside]
     short_run: tuple[str, Scenario]
@@ -221,5 +234,5 @@ class Plan(Struct, frozen=True):
     @property
     def parts(self) -> int:
         """Of which progress is said."""
-        lists = (self.experiments, self.controls, self.traffic, self.updates, self.beside)
+        lists = (self.experiments, self.controls, self.updates, self.beside)
         return sum(len(each) for each in lists) + 1

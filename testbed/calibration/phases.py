@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from testbed.core.actions import (
     Action,
@@ -90,6 +90,20 @@ class Phases(Struct):
                 self._asked["requantize_s", a.engine] = t
             elif isinstance(a, ResumeEngine):
                 self._asked["resume_s", a.engine] = t
+
+    def times(self, factor: float) -> Phases:
+        """All seconds so many times as long."""
+        return Phases(
+            self.max_tokens_per_gpu,
+            self.ranks,
+            [structs.replace(p, seconds=factor * p.seconds) for p in self.train],
+            {
+                path: {part: [(size, factor * s) for size, s in taken] for part, taken in parts.items()}
+                for path, parts in self.updates.items()
+            },
+            {phase: [factor * s for s in taken] for phase, taken in self.switches.items()},
+            self.engines,
+        )
 
     def _took(self, part: str, engine: int, t: float) -> None:
         since = self._asked.pop((part, engine), None)

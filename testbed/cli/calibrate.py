@@ -47,8 +47,10 @@ def calibrate(
     """
     from msgspec import structs
 
+    from sim.serving.traffic import in_traffic
     from testbed.calibration.make import make_profile, series_of
     from testbed.calibration.profile import write_profile
+    from testbed.calibration.speed import longer, times
     from testbed.cli.real import ready_for_real
     from testbed.commands import folders
     from testbed.commands.chosen import every
@@ -67,13 +69,15 @@ def calibrate(
         measured = _measured(chosen, folder, repeats, trainer)
     except KeyboardInterrupt:
         raise Interrupted(f"{first.name}: interrupted, nothing is calibrated") from None
-    phases = [_phases(m.run) for m in measured]
+    here = measured[0].loops  # all times are those of the machine while the engine was measured
+    phases = [_phases(m.run).times(longer(here.engine, m.loops.short_run)) for m in measured]
+    updates = [times(point, longer(here.engine, here.trainer)) for point in measured[0].updates]
     engine = first.scenario.rollout.engine
     one_batch = engine.max_prefill_tokens
     if engine.chunked_prefill_size > 0:
         one_batch = min(one_batch, engine.chunked_prefill_size)
     padded = measured[0].padded
-    series = series_of(measured[0].engine, measured[0].updates, one_batch, padded, measured[0].seen_late)
+    series = series_of(measured[0].engine, updates, one_batch, padded, measured[0].seen_late)
     profile = make_profile(
         series,
         measured[0].engine,
@@ -89,7 +93,8 @@ def calibrate(
         engines=measured[0].engines,
         start_s=measured[0].start_s,
     )
-    profile = structs.replace(profile, traffic=_in_traffic(profile, first, measured[0].traffic))
+    ratio = in_traffic(profile, first.scenario, first.base_dir, measured[0].loops.engine)
+    profile = structs.replace(profile, traffic=ratio)
     write_profile(folder / PROFILE, profile)
     folders.write_json(folder / POINTS, _points(measured[0], series))
     folders.write_json(json_, _figures(profile) | {"folder": str(folder)})
@@ -101,24 +106,6 @@ def calibrate(
     say(f"profile  {folder / PROFILE}")
     if not profile.updates:
         raise RunFailed("no weight update was measured: the short runs published nothing")
-
-
-def _in_traffic(profile: Any, first: Any, points: Sequence[Any]) -> float:
-    """What closed loops took, in what their simulation with this profile takes."""
-    from sim.costs.calibrated import CalibratedCostModel
-    from sim.engine_kind import engine_options
-    from sim.serving.closed_loop import sglang_loop
-    from testbed.scenario.catalogue import gpu_spec, model_spec
-
-    config, costs = first.scenario, CalibratedCostModel(profile)
-    options = engine_options(config, model_spec(config.model, first.base_dir), gpu_spec(config.cluster.gpu))
-    away_s = costs.arrival_base_s + costs.arrival_per_request_s
-    simulated = [
-        len(p.traffic.lengths)
-        / sglang_loop(options, costs, list(p.traffic.lengths), p.traffic.clients, away_s).requests_per_s
-        for p in points
-    ]
-    return sum(p.seconds for p in points) / sum(simulated) if simulated else 1.0
 
 
 def _model(scenario: Any) -> str:
@@ -142,27 +129,22 @@ def _phases(journal: Path) -> Any:
 def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) -> list[Any]:
     """What every deployment gave, in order."""
     from real.calibration.carry_out import calibrate as carry_out
-    from testbed.calibration.design import Plan, beside, controls, design, short_run, traffic, update_sizes
+    from testbed.calibration.design import Plan, beside, controls, design, engine_size, short_run, traffic, update_sizes
     from testbed.commands import folders
-    from testbed.scenario.catalogue import gpu_spec, kv_pool_tokens, model_spec
 
     first = chosen[0]
-    config, engine = first.scenario, first.scenario.rollout.engine
-    slots = engine.max_total_num_tokens or kv_pool_tokens(
-        config, model_spec(config.model, first.base_dir), gpu_spec(config.cluster.gpu)
-    )
-    context = min(engine.context_length or slots, slots)
-    size = (engine.max_running_requests, slots, context, repeats)
+    config, size = first.scenario, engine_size(first.scenario, first.base_dir)
+    loop = traffic(*size)
     plans = [
         Plan(
-            list(design(*size)),
-            list(controls(*size)),
-            traffic(*size),
-            update_sizes(context, repeats) if trainer else [],
-            beside(*size) if trainer and config.placement.mode == "disaggregated" else [],
+            list(design(*size, repeats)),
+            list(controls(*size, repeats)),
+            loop,
+            update_sizes(size[2], repeats) if trainer else [],
+            beside(*size, repeats) if trainer and config.placement.mode == "disaggregated" else [],
             short_run(config),
         ),
-        *(Plan([], [], [], [], [], short_run(c.scenario)) for c in chosen[1:]),
+        *(Plan([], [], loop, [], [], short_run(c.scenario)) for c in chosen[1:]),
     ]
     places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()
@@ -189,7 +171,7 @@ def _points(measured: Any, series: Any) -> dict[str, Any]:
     parts = {
         "engine": measured.engine,
         "controls": measured.controls,
-        "traffic": measured.traffic,
+        "loops": measured.loops,
         "beside": measured.beside,
         "series": series,
     }

@@ -132,8 +132,11 @@ def ready_for_real(scenario: Any) -> None:
     warnings.filterwarnings("ignore", message="Failed to load image Python extension")
 
 
-def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], dict[str, str]]:
+def real_runs(
+    work: Sequence[tuple[Any, Path, Path, str]], *, machine_speed: bool = False
+) -> tuple[list[Any], dict[str, str]]:
     """(scenario, base folder, run folder, name) each, one after another; with the versions of what made them.
+    `machine_speed`: with a closed loop on the engines before and after each.
 
     Fewer results than `work` after Ctrl-C. Raises `UserError` where the real backend is not installed.
     """
@@ -142,6 +145,7 @@ def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], d
     ready_for_real(work[0][0])
     from real.run import versions
     from real.session import Job, run_jobs
+    from testbed.calibration.design import engine_size, traffic
 
     for _, _, folder, _ in work:
         folders.drop_report(folder)
@@ -170,5 +174,6 @@ def real_runs(work: Sequence[tuple[Any, Path, Path, str]]) -> tuple[list[Any], d
             complain(f"[{before}/{len(work)}] {said_of(work[index][3], result)}; {_learnt(result)}".rstrip("; "))
 
     with progress:
-        results = run_jobs([Job(*w) for w in work], stage=stage, progress=status, done=done)
+        jobs = [Job(*w, traffic(*engine_size(w[0], w[1])) if machine_speed else None) for w in work]
+        results = run_jobs(jobs, stage=stage, progress=status, done=done)
     return results, versions()

@@ -89,7 +89,7 @@ def real_journals(work: Sequence[Wanted], repeats: int) -> tuple[dict[str, list[
     for w in work:
         together.setdefault(deployment_key(w.scenario), []).append(w)
     places = [(w, w.folder / f"real-{i}") for ws in together.values() for i in range(1, repeats + 1) for w in ws]
-    results, _ = real_runs([(w.scenario, w.base_dir, place, w.name) for w, place in places])
+    results, _ = real_runs([(w.scenario, w.base_dir, place, w.name) for w, place in places], machine_speed=True)
     if len(results) < len(places) or any(r.problem == "interrupted" for r in results):
         complete = [str(place) for (_, place), r in zip(places, results, strict=False) if not r.problem]
         hint = f"; testbed validate --run {' --run '.join(complete)} takes those" if complete else ""
@@ -145,6 +145,7 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
         real_versions=dict(runs[0][2].versions),
         versions=versions(),
         scenario=scenario_hash(config),
+        speeds=sides.speeds,
         seconds=sum(s.cpu_s for s in sims),
         remarks=sides.remarks,
     )
@@ -159,6 +160,8 @@ class Sides:
     timing: list[Any] = field(default_factory=list)
     full: list[Any] = field(default_factory=list)
     sims: list[Any] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    """How many times as long everything took as when the profile was made."""
     remarks: list[str] = field(default_factory=list)
 
 
@@ -176,6 +179,9 @@ def _compare(journal: Path, own: Any, backend: str, wanted: Wanted, number: str,
         sides.remarks.append(f"{observed.truncated}; compared up to there")
     sides.real.append(observed)
     batches = len(observed.summary.steps)
+    config, speed = _at_speed(config, wanted, journal.parent, int(number.partition("/")[0]))
+    if speed is not None:
+        sides.speeds.append(speed)
     forced = plan.forces_lengths(own, backend)
     for kind, side, scenario in (
         ("timing", sides.timing, plan.timing(config, own, batches, journal, forced)),
@@ -191,6 +197,36 @@ def _compare(journal: Path, own: Any, backend: str, wanted: Wanted, number: str,
                 "batches: groups that it left unfinished at its end have no lengths"
             )
         side.append(observe(folder / journal.name, scenario))
+
+
+def _at_speed(config: Any, wanted: Wanted, run: Path, number: int) -> tuple[Any, float | None]:
+    """The scenario with its calibrated times as the machine was around that run, as far as closed loops before and
+    after it say; and the factor, None where nothing says it."""
+    from sim.costs.calibrated import read_profile
+    from sim.serving.traffic import in_traffic
+    from testbed.calibration.profile import write_profile
+    from testbed.calibration.speed import at_speed, read_speed
+
+    costs, trainer = config.simulation.engine_costs, config.training.cost
+    try:
+        speed = read_speed(run)
+    except ValueError as broken:
+        raise UserError(f"{broken} (nearest: delete it, for the speed of the calibration)") from None
+    if speed is None or costs.type != "calibrated":
+        return config, None
+    profile = read_profile(wanted.base_dir / costs.profile)
+    factor = in_traffic(profile, config, wanted.base_dir, speed.loops)
+    at: dict[str, str] = {}
+    for path in {costs.profile, getattr(trainer, "profile", costs.profile)}:
+        scaled = wanted.folder / f"profile-{number}{f'-{len(at)}' if at else ''}.json"
+        write_profile(scaled, at_speed(read_profile(wanted.base_dir / path), factor))
+        at[path] = str(scaled.resolve())
+    engine_costs = costs.model_copy(update={"profile": at[costs.profile]})
+    simulation = config.simulation.model_copy(update={"engine_costs": engine_costs})
+    training = config.training
+    if trainer.type == "calibrated":
+        training = training.model_copy(update={"cost": trainer.model_copy(update={"profile": at[trainer.profile]})})
+    return config.model_copy(update={"simulation": simulation, "training": training}), factor
 
 
 def _same_experiment(config: Any, own: Any, run: str, name: str) -> None:

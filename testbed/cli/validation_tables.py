@@ -54,6 +54,8 @@ def show(v: Validation) -> None:
             f"latency apart by {100 * between.latency_error_p50:.1f} % in the median and "
             f"{100 * between.latency_error_p95:.0f} % at p95"
         )
+    if v.speeds:
+        say(f"machine  times around the real runs: {', '.join(f'{s:.3f}' for s in v.speeds)} of the calibration's")
     alike = sum(not d.difference for d in v.decisions)
     actions = sum(d.actions for d in v.decisions)
     say(f"decisions identical in {alike} of {len(v.decisions)} runs, {actions:,} actions")
@@ -71,12 +73,13 @@ def show_suite(s: Suite) -> None:
     """One line a scenario: errors with the run's own work."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
-    for head in ("real step", "± std", *(label for _, label in COLUMNS), "staleness", "cached", "decisions"):
+    for head in ("real step", "± std", "machine", *(label for _, label in COLUMNS), "staleness", "cached", "decisions"):
         table.add_column(head, justify="right", no_wrap=True)
     for v in s.validations:
         step = v.row(STEP_TIME)
         assert step is not None
         cells = [f"{fmean(step.real):.3g} s", "-" if step.spread is None else f"{step.spread:.2g}"]
+        cells.append(f"{fmean(v.speeds):.3f}" if v.speeds else "-")
         for name, _ in COLUMNS:
             row = v.row(name)
             cells.append(

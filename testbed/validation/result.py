@@ -78,12 +78,12 @@ class Row(Struct):
         return None if a is None or b is None else a - b
 
     def within_spread(self, of: Sequence[float]) -> bool:
-        """Whether the intervals of ± one standard deviation, of the real runs and of their simulations, overlap. Of
-        the real runs: their own, or the pooled one of a suite where that is larger."""
+        """Whether the simulations' mean is within one standard deviation of the real runs' mean: the real runs' own, or
+        the pooled one of a suite where that is larger."""
         if len(self.real) < 2:
             return False
         mean = fmean(self.real)
-        return abs(fmean(of) - mean) <= max(stdev(self.real), (self.pooled or 0.0) * abs(mean)) + stdev(of)
+        return abs(fmean(of) - mean) <= max(stdev(self.real), (self.pooled or 0.0) * abs(mean))
 
     def verdict(self, of: Sequence[float], limit: float | None) -> str:
         """`within`, `spread` (not within, but within the real side's own spread), `missed`; empty if not judged."""
@@ -152,6 +152,9 @@ class Validation(Struct, kw_only=True):
     scenario: str
     """SHA-256 of it, 12 digits."""
     command: str = ""
+    speeds: list[float] = field(default_factory=list)
+    """How many times as long everything took around each real run as when its profile was made: closed loops on its
+    engines. The simulations' times are multiplied by it. Empty where it was not measured."""
     seconds: float = 0.0
     """Of the simulations."""
     remarks: list[str] = field(default_factory=list)
@@ -318,6 +321,7 @@ def figures_of(v: Validation) -> dict[str, Any]:
         "kinds": v.kinds,
         "outside_range": v.marks,
         "real_versions": v.real_versions,
+        "machine_speeds": v.speeds,
         "scenario_hash": v.scenario,
         "remarks": v.remarks,
     }

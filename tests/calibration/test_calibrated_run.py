@@ -11,6 +11,7 @@ import pytest
 from sim.costs.errors import CostModelError
 from sim.driver import SimulatedBackend
 from sim.engine import EngineModel, Request
+from sim.serving.traffic import in_traffic
 from testbed.calibration.design import Traffic, TrafficPoint
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
@@ -214,19 +215,14 @@ def test_traffic_is_what_a_closed_loop_takes_in_what_its_simulation_takes() -> N
     """One client, three requests of one prompt token each with 1, 3 and 2 outputs: 3 ways of 6 ms, 3 prefills of 0.1 s
     and 3 decode steps of 10 ms more than the first tokens; an overlapping CPU engine gives a first token with the step
     that follows, so each of those that go on ends with its last step."""
-    from testbed.cli.calibrate import _in_traffic
-
-    class First:
-        scenario = scenario(
-            cluster__gpu="CPU",
-            placement={"mode": "disaggregated", "rollout_num_gpus": 1, "actor_num_gpus": 1},
-            model={"type": "preset", "name": "tiny-qwen3"},
-            rollout__engine={"weight_precision": "fp32", "max_total_num_tokens": 4096},
-        )
-        base_dir = Path()
-
+    one = scenario(
+        cluster__gpu="CPU",
+        placement={"mode": "disaggregated", "rollout_num_gpus": 1, "actor_num_gpus": 1},
+        model={"type": "preset", "name": "tiny-qwen3"},
+        rollout__engine={"weight_precision": "fp32", "max_total_num_tokens": 4096},
+    )
     loop = Traffic(1, ((1, 1), (1, 3), (1, 2)))
     alone = 2 * 0.006 + 3 * 0.1 + 3 * 0.01
     points = [TrafficPoint(loop, 1.25 * alone), TrafficPoint(loop, 1.35 * alone)]
-    assert _in_traffic(PROFILE, First, points) == pytest.approx(1.3, rel=0.05)
-    assert _in_traffic(PROFILE, First, []) == 1.0
+    assert in_traffic(PROFILE, one, Path(), points) == pytest.approx(1.3, rel=0.05)
+    assert in_traffic(PROFILE, one, Path(), []) == 1.0

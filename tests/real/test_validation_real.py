@@ -59,6 +59,8 @@ def test_a_suite_runs_on_one_deployment_and_its_journals_decide_alike(profile: P
         [decided] = v["decisions"]
         assert decided["difference"] == "" and decided["actions"] > 50
         assert v["turns"]["pairs"] >= 0.9 * v["turns"]["turns"] > 0 and v["turns"]["same_output"] == 1.0
+        [factor] = v["machine_speeds"]  # loops before and after the run, on a machine in any state
+        assert 0.2 < factor < 5.0
         assert v["kinds"]["engine_step"] == "calibrated" and v["kinds"]["trainer"] == "calibrated"
     tools = figures["scenarios"]["one_engine-multi-turn with tools"]["turns"]
     assert tools["pairs"] == tools["turns"] and tools["same_engine"] == 1.0

@@ -47,6 +47,7 @@ def validation() -> Validation:
         versions={"python": "3"},
         scenario="abc",
         command="testbed validate x.yaml",
+        speeds=[1.02, 1.08],
         remarks=["a remark"],
     )
 
@@ -58,6 +59,7 @@ def test_the_answer_and_where_the_error_comes_from(tmp_path: Path) -> None:
     assert "42 actions of 2 journals are repeated exactly" in said
     assert "Times: +10 % of the step time. Work (lengths, turns, rewards): −20 %. Together −10 %." in said
     assert "trainer: train +5.0 pt; trainer: idle data +5.0 pt" in said
+    assert "its times around the real runs were 1.02 and 1.08 times those of the calibration" in said
     assert "90 of 100 turns have their counterpart" in said and "equal in 50.0 % (limit 99 %)" in said
     assert "Total variation 0.250 with the run's own work (limit 0.02)" in said
     assert "outside their range in decode 25 %" in said and "- a remark" in said
@@ -75,8 +77,8 @@ def test_a_suite_says_what_is_missed_and_why(tmp_path: Path) -> None:
     said = write_suite(suite(), {}, tmp_path)["report"].read_text(encoding="utf-8").replace("\u00a0", " ")
     assert "equal in 50.00 % of 90 turns; 1 of 4 limits are kept, 1 more within the real side's own spread" in said
     assert (
-        "| a & b | 10.0 s ± 3 % | +10 % (MISSED) | – | – | – | 0.250 (MISSED) | 50.0 % (within the spread) | same |"
-        in said
+        "| a & b | 10.0 s ± 3 % | × 1.05 | +10 % (MISSED) | – | – | – | 0.250 (MISSED) | "
+        "50.0 % (within the spread) | same |" in said
     )
     assert "| a & b | step time | trainer: train: +5.0 % of a step |" in said
     assert "b: the real run did not come to its end: no engine left" in said

@@ -11,7 +11,20 @@ from typing import Any
 
 import pytest
 
+from sim.serving.traffic import in_traffic
+from testbed.calibration.design import Traffic, TrafficPoint
+from testbed.calibration.profile import (
+    ArrivalFit,
+    DecodeFit,
+    PrefillFit,
+    Profile,
+    TrainerFit,
+    UpdateTimes,
+    write_profile,
+)
+from testbed.calibration.speed import MachineSpeed, at_speed, write_speed
 from testbed.journal import read_journal
+from testbed.scenario.load import load_scenario
 from tests.cli.conftest import Cli, dump, read_json, rewrite
 from tests.support.scenarios import tree
 
@@ -175,6 +188,49 @@ def test_a_profile_of_another_engine_version_is_refused(cli: Cli, run: Path, tmp
     said = cli("validate", "--run", "r", "--set", "simulation.engine_costs={type: calibrated, profile: p.json}")
     assert said.code == 2
     assert "p.json was made with sglang 0.4.0, here none" in said.err and "testbed calibrate" in said.err
+
+
+def test_a_run_is_simulated_at_the_speed_its_loops_had(cli: Cli, tmp_path: Path) -> None:
+    """A run on a machine 1.2 times as slow as when it was calibrated, whose loops took 1.2 times what the calibration
+    predicts: no error. Without its loops the simulation is that much faster; loops of something else are refused."""
+    profile = Profile(
+        format=1,
+        decode=DecodeFit(0.005, 1e-4),
+        prefill=PrefillFit(0.01, 1e-5),
+        arrival=ArrivalFit(0.004, 0.0005),
+        trainer=TrainerFit(0.5, per_token_s=1e-4),
+        updates={"broadcast": UpdateTimes(0.1, 0.01, 0.2, 0.0, 0.01)},
+        traffic=1.1,
+    )
+    write_profile(tmp_path / "quiet.json", profile)
+    write_profile(tmp_path / "slow.json", at_speed(profile, 1.2))
+
+    def with_profile(name: str) -> list[str]:
+        costs = f"simulation.engine_costs={{type: calibrated, profile: {tmp_path / name}}}"
+        return ["--set", costs, "--set", f"training.cost={{type: calibrated, profile: {tmp_path / name}}}"]
+
+    updates = ("--set", "weights.path={type: fixed, update_weight_transfer_mode: broadcast}")
+    instant = ("--set", "workload.rewards.latency={type: fixed, seconds: 0}")
+    said = cli("run", "small.yaml", "--out", "r", "--no-report", *with_profile("slow.json"), *updates, *instant)
+    assert said.code == 0, said.err
+
+    def errors() -> tuple[float, Any]:
+        said = cli(
+            "validate", "--run", "r", *with_profile("quiet.json"), "--json", "f.json", "--no-report", "--out", "v"
+        )
+        assert said.code == 0, said.err
+        figures = read_json(tmp_path / "f.json")
+        return quantities(tmp_path / "f.json")["step_time"]["timing_error"], figures["machine_speeds"]
+
+    assert errors() == (pytest.approx(1 / 1.2 - 1, rel=1e-3), [])
+    config, loop = load_scenario(tmp_path / "r/scenario.yaml").scenario, Traffic(2, ((8, 4), (9, 6), (7, 5), (8, 8)))
+    predicted = 1 / in_traffic(profile, config, tmp_path, [TrafficPoint(loop, 1.0)])
+    loops = [TrafficPoint(loop, 1.2 * predicted * swing) for swing in (0.9, 1.1)]
+    write_speed(tmp_path / "r", MachineSpeed(loops[:1], loops[1:]))
+    assert errors() == (pytest.approx(0, abs=1e-6), [pytest.approx(1.2)])
+    (tmp_path / "r/machine_speed.json").write_text("{}")
+    said = cli("validate", "--run", "r", *with_profile("quiet.json"), "--no-report")
+    assert said.code == 2 and "machine_speed.json does not hold closed loops" in said.err
 
 
 def test_the_scenario_of_a_folder_is_needed(cli: Cli, run: Path) -> None:

@@ -1,0 +1,31 @@
+"""How much longer closed loops on actual engines took than the same loops simulated with a profile.
+
+It refuses to know how they were driven and what the ratio is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sim.costs.calibrated import CalibratedCostModel
+from sim.engine_kind import engine_options
+from sim.serving.closed_loop import sglang_loop
+from testbed.calibration.design import TrafficPoint
+from testbed.calibration.profile import Profile
+from testbed.scenario import Scenario
+from testbed.scenario.catalogue import gpu_spec, model_spec
+
+
+def in_traffic(profile: Profile, scenario: Scenario, base_dir: Path, points: Sequence[TrafficPoint]) -> float:
+    """Seconds measured over seconds simulated, of one engine of the scenario; 1 without a measurement."""
+    costs = CalibratedCostModel(profile)
+    options = engine_options(scenario, model_spec(scenario.model, base_dir), gpu_spec(scenario.cluster.gpu))
+    away_s = costs.arrival_base_s + costs.arrival_per_request_s
+    known: dict[object, float] = {}
+    for p in points:
+        if p.traffic not in known:
+            asked = list(p.traffic.lengths)
+            known[p.traffic] = len(asked) / sglang_loop(options, costs, asked, p.traffic.clients, away_s).requests_per_s
+    simulated = sum(known[p.traffic] for p in points)
+    return sum(p.seconds for p in points) / simulated if simulated else 1.0

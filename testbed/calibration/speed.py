@@ -1,0 +1,70 @@
+"""How fast a machine was around a run: closed loops on the engines right before and after it, and a profile for that
+speed.
+
+A machine that others share is slower by some per cent for minutes. Loops tell that from what a simulation gets wrong:
+they know nothing of the run between them. It refuses to know how loops are driven and what a profile predicts for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from testbed.calibration.design import TrafficPoint
+from testbed.calibration.profile import Profile
+from testbed.run_files import SPEED
+
+T = TypeVar("T", bound=Struct)
+PARTS = ("decode", "prefill", "arrival", "trainer", "switch")
+BY_NAME = ("updates", "controls")
+
+
+class MachineSpeed(Struct, frozen=True):
+    """Loops of all engines."""
+
+    before: list[TrafficPoint]
+    after: list[TrafficPoint]
+
+    @property
+    def loops(self) -> list[TrafficPoint]:
+        return [*self.before, *self.after]
+
+
+def write_speed(folder: Path, speed: MachineSpeed) -> None:
+    """Beside the journal of the run."""
+    (folder / SPEED).write_bytes(msgspec.json.encode(speed))
+
+
+def read_speed(folder: Path) -> MachineSpeed | None:
+    """None where it was not measured. Raises `ValueError` for a file that is something else."""
+    try:
+        return msgspec.json.decode((folder / SPEED).read_bytes(), type=MachineSpeed)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"{folder / SPEED} does not hold closed loops: {e}") from e
+
+
+def longer(these: Sequence[TrafficPoint], those: Sequence[TrafficPoint]) -> float:
+    """How many times as long these loops took as those; 1 where there are none, or where they are other loops."""
+    if not these or not those or any(p.traffic != these[0].traffic for p in (*these, *those)):
+        return 1.0
+    return fmean(p.seconds for p in these) / fmean(p.seconds for p in those)
+
+
+def times(part: T, factor: float) -> T:
+    """All its seconds are so many times as long."""
+    seconds = {f: factor * getattr(part, f) for f in part.__struct_fields__ if f == "seconds" or f.endswith("_s")}
+    return structs.replace(part, **seconds)
+
+
+def at_speed(profile: Profile, factor: float) -> Profile:
+    """Of the machine when everything takes `factor` times as long."""
+    parts = {name: times(p, factor) for name in PARTS if (p := getattr(profile, name)) is not None}
+    named = {name: {k: times(p, factor) for k, p in getattr(profile, name).items()} for name in BY_NAME}
+    return structs.replace(profile, **parts, **named)
