@@ -95,10 +95,7 @@ published: install
 SUITE = $(addprefix scenarios/validation/, one_engine.yaml transitions.yaml routing.yaml colocated.yaml)
 
 validate: install-real
-	$(BIN)/testbed calibrate scenarios/validation/calibration.yaml --repeats 2 --out runs/calibration/one
-	$(BIN)/testbed calibrate scenarios/validation/routing.yaml --variant random --repeats 1 --out runs/calibration/two
-	$(BIN)/testbed validate $(SUITE) --repeats 2 --out runs/validation --doc docs/validation-suite.md \
-	  --profile runs/calibration/one/profile.json --profile runs/calibration/two/profile.json
+	$(BIN)/testbed validate $(SUITE) --calibrate 2 --repeats 2 --out runs/validation --doc docs/validation-suite.md
 
 bench: install
 	$(BIN)/python -m benchmarks --json benchmarks/results.json --plot docs/performance.svg

@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from real.calibration.carry_out import Calibrated, calibrate_on
 from real.calibration.engine import measure_traffic, warm_up
 from real.deployment import Deployment, Stage, deployed, deployment_key
 from real.driver import Status
 from real.errors import EngineGone, EngineRefused
 from real.run import Measured, run_on
-from testbed.calibration.design import Traffic, TrafficPoint
+from testbed.calibration.design import Plan, Traffic, TrafficPoint
 from testbed.calibration.speed import MachineSpeed, write_speed
 from testbed.scenario import Scenario
 
@@ -39,33 +41,57 @@ class Job(Struct, frozen=True):
     name: str
     loop: Traffic | None = None
     """Driven on the engines right before and after the run: `machine_speed.json`."""
+    plan: Plan | None = None
+    """Of a calibration, made before it if it is the first run of its deployment."""
 
 
 Progress = Callable[[int, Status], None]
 """Hears where the run of this index stands."""
 Done = Callable[[int, Measured], None]
+Calibrations = dict[int, Calibrated]
+"""By index of the job that asked for it."""
+CALIBRATION = "calibration"
+"""Folder of its short run, beside the first run of its deployment."""
 
 
-def run_jobs(jobs: Sequence[Job], *, stage: Stage, progress: Progress, done: Done) -> list[Measured]:
-    """Run all jobs in order; those that follow each other with equal deployments share one.
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    stage: Stage,
+    progress: Progress,
+    done: Done,
+    measured: Callable[[str], None] = lambda part: None,
+) -> tuple[list[Measured], Calibrations]:
+    """Run all jobs in order; those that follow each other with equal deployments share one. `measured` hears of each
+    part of a calibration.
 
     Ctrl-C ends the run at hand (`problem` is `interrupted`) and starts no other. Raises `real.errors.RealError` if
     something cannot be brought up, and whatever a run raises.
     """
-    return asyncio.run(_run_jobs(jobs, stage, progress, done))
+    return asyncio.run(_run_jobs(jobs, Heard(stage, progress, done, measured)))
 
 
-async def _run_jobs(jobs: Sequence[Job], stage: Stage, progress: Progress, done: Done) -> list[Measured]:
+class Heard(Struct, frozen=True):
+    """Who hears of what."""
+
+    stage: Stage
+    progress: Progress
+    done: Done
+    measured: Callable[[str], None]
+
+
+async def _run_jobs(jobs: Sequence[Job], heard: Heard) -> tuple[list[Measured], Calibrations]:
     loop, stop, results = asyncio.get_running_loop(), asyncio.Event(), list[Measured]()
+    calibrations: Calibrations = {}
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
         for group in _groups(jobs):
             if not stop.is_set():
-                whole = asyncio.create_task(_run_group(group, results, stage, progress, done, stop))
+                whole = asyncio.create_task(_run_group(group, results, calibrations, heard, stop))
                 await _until(whole, stop)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    return results
+    return results, calibrations
 
 
 async def _until(work: asyncio.Task[Any], stop: asyncio.Event) -> None:
@@ -85,28 +111,33 @@ async def _until(work: asyncio.Task[Any], stop: asyncio.Event) -> None:
 async def _run_group(
     group: list[tuple[int, Job]],
     results: list[Measured],
-    stage: Stage,
-    progress: Progress,
-    done: Done,
+    calibrations: Calibrations,
+    heard: Heard,
     stop: asyncio.Event,
 ) -> None:
-    first = group[0][1]
+    number, first = group[0]
+    started = time.monotonic()
     with _scratch(first.folder) as folder:
-        async with deployed(first.scenario, first.base_dir, folder, stage) as deployment:
+        async with deployed(first.scenario, first.base_dir, folder, heard.stage) as deployment:
+            if first.plan is not None:
+                start_s, place = time.monotonic() - started, first.folder.parent / CALIBRATION
+                calibrations[number] = await calibrate_on(
+                    deployment, first.scenario, place, first.plan, start_s, heard.stage, heard.measured
+                )
             before = await _loop(deployment, first.loop, True)
             for k, (index, job) in enumerate(group):
-                if k:
-                    stage("back to version 0")
+                if k or first.plan is not None:
+                    heard.stage("back to version 0")
                     await deployment.reset(job.scenario)
                 measured = await run_on(
                     deployment,
                     job.scenario,
                     job.folder,
                     name=job.name,
-                    progress=lambda status, index=index: progress(index, status),
+                    progress=lambda status, index=index: heard.progress(index, status),
                 )
                 results.append(measured)
-                done(index, measured)
+                heard.done(index, measured)
                 if stop.is_set():
                     return
                 after = await _loop(deployment, job.loop)

@@ -233,7 +233,7 @@ class Fleet:
             )
         elif type(n) is Aborted:
             trajectory, turn = n.rid >> _TURN_BITS, n.rid & _TURN_MASK
-            self.tell(said.TurnFailed(now, trajectory, turn, slot.index, "aborted", n.output_tokens))
+            self.tell(said.TurnFailed(now, trajectory, turn, slot.index, n.reason, n.output_tokens))
         else:
             self.tell(said.EnginePaused(now, slot.index))
 

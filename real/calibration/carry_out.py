@@ -19,7 +19,7 @@ from msgspec import Struct
 from real.calibration.beside import measure_beside
 from real.calibration.engine import measure, measure_controls, measure_traffic, server_facts, warm_up
 from real.calibration.updates import measure_updates
-from real.deployment import deployed
+from real.deployment import Deployment, deployed
 from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
@@ -75,47 +75,58 @@ async def calibrate(
     stage: Callable[[str], None],
     done: Callable[[str], None],
 ) -> Calibrated:
-    """Bring up the scenario's deployment, carry out the plan's experiments on its engines and its trainer, then its
-    short run, into a folder below `folder`. `done` after each. Raises `real.errors.RealError`."""
+    """Bring up the scenario's deployment and calibrate on it (`calibrate_on`)."""
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".deployment-", dir=folder) as shared:
         async with deployed(scenario, base_dir, Path(shared).resolve(), stage) as deployment:
-            start_s = time.monotonic() - started
-            clients = [engine.client for engine in deployment.engines]
-            server, slots = await server_facts(clients[0])
-            vocab_size = deployment.model.tokenizer.vocab_size
+            return await calibrate_on(deployment, scenario, folder, plan, time.monotonic() - started, stage, done)
 
-            async def loop() -> list[TrafficPoint]:
-                return await measure_traffic(clients, plan.traffic, vocab_size)
 
-            stage("measuring the engine")
-            await warm_up(clients)
-            before = await loop()
-            points = await measure(
-                clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens")
-            )
-            paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
-            between = await loop() if plan.experiments else before
-            trainer, training = deployment.trainer, scenario.training
-            if plan.updates:
-                stage("measuring the trainer")
-            async with _memory_lent(clients, scenario.placement.mode != "disaggregated" and bool(plan.updates)):
-                capacity = training.max_tokens_per_gpu * training.context_parallel
-                updates = await measure_updates(trainer, plan.updates, capacity, vocab_size, done)
-            beside: list[BesidePoint] = []
-            if plan.beside:
-                stage("measuring engine and trainer side by side")
-                beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
-            trained = await loop() if plan.updates else between
-            stage("measuring weight updates")
-            name, config = plan.short_run
-            await deployment.reset(config)
-            measured = await run_on(deployment, config, folder / name, name=name)
-            if measured.problem:
-                raise RealError(f"short run {name}: {measured.problem}")
-            loops = Loops([*before, *between], [*between, *trained], [*trained, *await loop()])
-            done(name)
+async def calibrate_on(
+    deployment: Deployment,
+    scenario: Scenario,
+    folder: Path,
+    plan: Plan,
+    start_s: float,
+    stage: Callable[[str], None],
+    done: Callable[[str], None],
+) -> Calibrated:
+    """Carry out the plan's experiments on the scenario's engines and its trainer, then its short run, into a folder
+    below `folder`; `done` after each. `start_s`: what it took to bring the deployment up. The trainer's weights are
+    others afterwards. Raises `real.errors.RealError`."""
+    clients = [engine.client for engine in deployment.engines]
+    server, slots = await server_facts(clients[0])
+    vocab_size = deployment.model.tokenizer.vocab_size
+
+    async def loop() -> list[TrafficPoint]:
+        return await measure_traffic(clients, plan.traffic, vocab_size)
+
+    stage("measuring the engine")
+    await warm_up(clients)
+    before = await loop()
+    points = await measure(clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
+    paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
+    between = await loop() if plan.experiments else before
+    trainer, training = deployment.trainer, scenario.training
+    if plan.updates:
+        stage("measuring the trainer")
+    async with _memory_lent(clients, scenario.placement.mode != "disaggregated" and bool(plan.updates)):
+        capacity = training.max_tokens_per_gpu * training.context_parallel
+        updates = await measure_updates(trainer, plan.updates, capacity, vocab_size, done)
+    beside: list[BesidePoint] = []
+    if plan.beside:
+        stage("measuring engine and trainer side by side")
+        beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
+    trained = await loop() if plan.updates else between
+    stage("measuring weight updates")
+    name, config = plan.short_run
+    await deployment.reset(config)
+    measured = await run_on(deployment, config, folder / name, name=name)
+    if measured.problem:
+        raise RealError(f"short run {name}: {measured.problem}")
+    loops = Loops([*before, *between], [*between, *trained], [*trained, *await loop()])
+    done(name)
     return Calibrated(
         points, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)
     )

@@ -10,20 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from testbed.cli.app import Json, Out, Overrides, WithReport, app, command_of
+from testbed.cli.calibrating import PROFILE, fitted_to, store, updates_only, whole
 from testbed.console import bar, complain, err, notes, say
-
-PROFILE = "profile.json"
-MEASURED = ("sglang", "torch")
-"""Packages whose versions a profile is of."""
-POINTS = "points.json"
-"""The measurements that the profile was fitted to."""
 
 
 @app.command(short_help="Fit the simulator's coefficients to this machine's engines and trainer.")
 def calibrate(
     ctx: typer.Context,
     scenario: Annotated[Path, typer.Argument(metavar="FILE", help="A scenario, or a study of several deployments.")],
-    repeats: Annotated[int, typer.Option(metavar="N", help="Times that every experiment is made.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Measurements of every experiment.", min=1)] = 3,
     trainer: Annotated[
         bool, typer.Option("--trainer/--no-trainer", help="Measure optimizer updates of several sizes.")
     ] = True,
@@ -45,18 +40,11 @@ def calibrate(
     `simulation.engine_costs: {type: calibrated, profile: FILE}` and `training.cost: {type: calibrated, profile: FILE}`;
     `testbed validate --profile FILE` sets both.
     """
-    from msgspec import structs
-
-    from sim.serving.traffic import in_traffic
-    from testbed.calibration.make import make_profile, series_of
-    from testbed.calibration.profile import write_profile
-    from testbed.calibration.speed import longer, times
     from testbed.cli.real import ready_for_real
     from testbed.commands import folders
     from testbed.commands.chosen import every
     from testbed.commands.errors import Interrupted, RunFailed
-    from testbed.machine import busy, machine
-    from testbed.recording import versions_of
+    from testbed.machine import busy
 
     chosen = every(scenario, set_ or (), variant, simulated=False)
     first = chosen[0]
@@ -69,82 +57,29 @@ def calibrate(
         measured = _measured(chosen, folder, repeats, trainer)
     except KeyboardInterrupt:
         raise Interrupted(f"{first.name}: interrupted, nothing is calibrated") from None
-    here = measured[0].loops  # all times are those of the machine while the engine was measured
-    phases = [_phases(m.run).times(longer(here.engine, m.loops.short_run)) for m in measured]
-    updates = [times(point, longer(here.engine, here.trainer)) for point in measured[0].updates]
-    engine = first.scenario.rollout.engine
-    one_batch = engine.max_prefill_tokens
-    if engine.chunked_prefill_size > 0:
-        one_batch = min(one_batch, engine.chunked_prefill_size)
-    padded = measured[0].padded
-    series = series_of(measured[0].engine, updates, one_batch, padded, measured[0].seen_late)
-    profile = make_profile(
-        series,
-        measured[0].engine,
-        phases,
-        measured[0].controls,
-        measured[0].beside,
-        padded,
-        machine=machine(),
-        model=_model(first.scenario),
-        versions={k: v for k, v in versions_of(MEASURED).items() if k in MEASURED},
-        server=measured[0].server,
-        max_total_num_tokens=measured[0].max_total_num_tokens,
-        engines=measured[0].engines,
-        start_s=measured[0].start_s,
-    )
-    ratio = in_traffic(profile, first.scenario, first.base_dir, measured[0].loops.engine)
-    profile = structs.replace(profile, traffic=ratio)
-    write_profile(folder / PROFILE, profile)
-    folders.write_json(folder / POINTS, _points(measured[0], series))
+    fitted = fitted_to(measured, first.scenario, first.base_dir)
+    profile, series = fitted.profile, fitted.series
+    path = store(fitted, measured[0], folder)
     folders.write_json(json_, _figures(profile) | {"folder": str(folder)})
     _show(profile)
     if report_:
         from reports.calibration import write_calibration
 
         say(f"report   {write_calibration(profile, series, first.name, command_of(ctx), folder / 'report')['index']}")
-    say(f"profile  {folder / PROFILE}")
+    say(f"profile  {path}")
     if not profile.updates:
         raise RunFailed("no weight update was measured: the short runs published nothing")
-
-
-def _model(scenario: Any) -> str:
-    return getattr(scenario.model, "name", "") or getattr(scenario.model, "path", "")
-
-
-def _phases(journal: Path) -> Any:
-    from testbed.calibration.phases import Phases
-    from testbed.commands.recorded import scenario_of
-    from testbed.journal import read_journal
-    from testbed.scenario.layout import layout_of
-
-    header, records = read_journal(journal)
-    scenario = scenario_of(journal, header)
-    phases = Phases(scenario.training.max_tokens_per_gpu, layout_of(scenario).train_gpus)
-    for record in records:
-        phases.observe(record.event, record.actions)
-    return phases
 
 
 def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) -> list[Any]:
     """What every deployment gave, in order."""
     from real.calibration.carry_out import calibrate as carry_out
-    from testbed.calibration.design import Plan, beside, controls, design, engine_size, short_run, traffic, update_sizes
     from testbed.commands import folders
 
     first = chosen[0]
-    config, size = first.scenario, engine_size(first.scenario, first.base_dir)
-    loop = traffic(*size)
     plans = [
-        Plan(
-            list(design(*size, repeats)),
-            list(controls(*size, repeats)),
-            loop,
-            update_sizes(size[2], repeats) if trainer else [],
-            beside(*size, repeats) if trainer and config.placement.mode == "disaggregated" else [],
-            short_run(config),
-        ),
-        *(Plan([], [], loop, [], [], short_run(c.scenario)) for c in chosen[1:]),
+        whole(first.scenario, first.base_dir, repeats, trainer),
+        *(updates_only(c.scenario, c.base_dir) for c in chosen[1:]),
     ]
     places = [folder] if len(chosen) == 1 else [folder / s for s in folders.slugs(c.name for c in chosen)]
     progress = bar()
@@ -163,19 +98,6 @@ def _measured(chosen: Sequence[Any], folder: Path, repeats: int, trainer: bool) 
         for c, plan, place in zip(chosen, plans, places, strict=True):
             measured.append(asyncio.run(carry_out(c.scenario, c.base_dir, place, plan, stage, done)))
     return measured
-
-
-def _points(measured: Any, series: Any) -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    parts = {
-        "engine": measured.engine,
-        "controls": measured.controls,
-        "loops": measured.loops,
-        "beside": measured.beside,
-        "series": series,
-    }
-    return {name: to_builtins(part) for name, part in parts.items()}
 
 
 def _figures(profile: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,10 +133,15 @@ def ready_for_real(scenario: Any) -> None:
 
 
 def real_runs(
-    work: Sequence[tuple[Any, Path, Path, str]], *, machine_speed: bool = False
+    work: Sequence[tuple[Any, Path, Path, str]],
+    *,
+    machine_speed: bool = False,
+    plans: Mapping[int, Any] | None = None,
+    calibrations: dict[int, Any] | None = None,
 ) -> tuple[list[Any], dict[str, str]]:
     """(scenario, base folder, run folder, name) each, one after another; with the versions of what made them.
-    `machine_speed`: with a closed loop on the engines before and after each.
+    `machine_speed`: with a closed loop on the engines before and after each. `plans`: calibrations on the way, by index
+    of the first run of a deployment; what they measured goes into `calibrations`.
 
     Fewer results than `work` after Ctrl-C. Raises `UserError` where the real backend is not installed.
     """
@@ -159,6 +164,9 @@ def real_runs(
         if not err.is_terminal:
             complain(what)
 
+    def part(what: str) -> None:
+        progress.update(line, detail=f"calibrating: {what}")
+
     def status(index: int, s: Any) -> None:
         detail = (
             f"reward {s.reward:.2f}, trained {s.batches_trained}, deployed {s.deployed}, "
@@ -174,6 +182,11 @@ def real_runs(
             complain(f"[{before}/{len(work)}] {said_of(work[index][3], result)}; {_learnt(result)}".rstrip("; "))
 
     with progress:
-        jobs = [Job(*w, traffic(*engine_size(w[0], w[1])) if machine_speed else None) for w in work]
-        results = run_jobs(jobs, stage=stage, progress=status, done=done)
+        jobs = [
+            Job(*w, traffic(*engine_size(w[0], w[1])) if machine_speed else None, (plans or {}).get(i))
+            for i, w in enumerate(work)
+        ]
+        results, found = run_jobs(jobs, stage=stage, progress=status, done=done, measured=part)
+        if calibrations is not None:
+            calibrations.update(found)
     return results, versions()

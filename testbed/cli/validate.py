@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed.cli.app import Json, Out, Overrides, Seed, WithReport, app, command_of
-from testbed.cli.validating import Wanted, compared, precheck, real_journals, with_profile
+from testbed.cli.validating import Calibration, RealSide, Wanted, compared, made, precheck, with_profile
 from testbed.commands.errors import RunFailed, UserError
 from testbed.console import notes, say
 from testbed.run_files import SCENARIO
@@ -47,6 +47,16 @@ def validate(
             "many engines as the scenario has.",
         ),
     ] = None,
+    calibrate: Annotated[
+        int | None,
+        typer.Option(
+            "--calibrate",
+            metavar="N",
+            help="Calibrate on the way, on the deployments of the runs: N measurements of every experiment, at the "
+            "least. Simulate with the profiles, one for each number of engines.",
+            min=1,
+        ),
+    ] = None,
     max_error: Annotated[
         float | None,
         typer.Option(
@@ -80,6 +90,9 @@ def validate(
     started = time.monotonic()
     files = scenarios or []
     _check(files, run or (), repeats, seed, variant)
+    if calibrate is not None and (run or profile):
+        option = "--run" if run else "--profile"
+        raise UserError(f"--calibrate: goes with runs to be made and no profile (nearest: leave out {option})")
     for option, path in (("--json", json_), ("--doc", doc)):
         folders.target(option, path)
     for path in profile or ():
@@ -89,26 +102,28 @@ def validate(
     chosen = _chosen(files, given, set_ or (), variant)
     folder = folders.fresh(out_ or Path("runs") / _slug(chosen), MARKER)
     work = _work(chosen, folder, profile or (), seed)
-    problems: dict[str, str] = {}
     disturbed = ""
     if not given:
         for w in work:
             precheck(w)
         folders.write_json(folder / MARKER, {})  # an interrupted validation's folder may be used again
         disturbed = busy()
-        journals, problems = real_journals(work, repeats)
+        real = made(work, repeats, calibrate, folder)
+        if profiles := [c.profile for c in real.calibrations]:
+            work = [replace(w, scenario=with_profile(w.scenario, profiles)) for w in work]
+        _keep(real.calibrations, command_of(ctx), report_)
     else:
-        journals = dict(zip([w.name for w in work], given, strict=True))
+        real = RealSide(dict(zip([w.name for w in work], given, strict=True)))
     found = []
     for w in work:
-        if w.name not in problems:
-            found.append(compared(journals[w.name], w))
+        if w.name not in real.problems:
+            found.append(compared(real.journals[w.name], w))
             found[-1].remarks += filter(None, [disturbed])
             found[-1].command = command_of(ctx)
     suite = Suite(
         validations=found,
         pooled=pool_spread(found),
-        failed=problems,
+        failed=real.problems,
         repeats=max((len(v.runs) for v in found), default=0),
         seconds=time.monotonic() - started,
         command=command_of(ctx),
@@ -200,6 +215,18 @@ def _work(chosen: Sequence[Any], folder: Path, profiles: Sequence[Path], seed: i
         scenario = with_profile(scenario, profiles) if profiles else scenario
         work.append(Wanted(scenario, c.base_dir, c.name, c.question, place))
     return work
+
+
+def _keep(calibrations: Sequence[Calibration], command: str, report: bool) -> None:
+    """Say where the profiles are, and write their pages."""
+    for c in calibrations:
+        say(f"profile  {c.profile}")
+        if report:
+            from reports.calibration import write_calibration
+
+            fitted = c.fitted
+            pages = write_calibration(fitted.profile, fitted.series, c.name, command, c.profile.parent / "report")
+            say(f"report   {pages['index']}")
 
 
 # --- what comes out ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ It refuses to know options and what is printed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from typing import Any
 from testbed.commands.errors import Interrupted, RunFailed, UserError
 from testbed.console import complain, err, run_bar
 from testbed.run_files import JOURNAL
+
+PROFILES = "profiles"
+"""Folder of those made on the way."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,29 @@ def _refuse_foreign_profile(config: Any, base_dir: Path, real_versions: dict[str
         refuse_other(profile, costs.profile, real_versions)
 
 
-def real_journals(work: Sequence[Wanted], repeats: int) -> tuple[dict[str, list[Path]], dict[str, str]]:
-    """Make the real runs: those that one deployment serves follow each other, every scenario once before the second
-    repeat begins, so that the spread of repeats holds the machine's drift.
+@dataclass(frozen=True)
+class Calibration:
+    """One that was made on the way. `name`: of the scenario on whose deployment."""
 
-    Returns journals by name, and what went wrong by name.
-    """
+    profile: Path
+    fitted: Any
+    name: str
+
+
+@dataclass
+class RealSide:
+    """Journals by name, what went wrong by name, and calibrations that were made on the way."""
+
+    journals: dict[str, list[Path]]
+    problems: dict[str, str] = field(default_factory=dict)
+    calibrations: list[Calibration] = field(default_factory=list)
+
+
+def made(work: Sequence[Wanted], repeats: int, calibrate: int | None, folder: Path) -> RealSide:
+    """Make the real runs: those that one deployment serves follow each other, every scenario once before the second
+    repeat begins, so that the spread of repeats holds the machine's drift. `calibrate`: measurements of every
+    experiment on the deployments that are new in what they measure; profiles go below `folder`."""
+    from testbed.cli.calibrating import on_the_way
     from testbed.cli.real import ready_for_real, real_runs
 
     ready_for_real(work[0].scenario)
@@ -89,10 +109,15 @@ def real_journals(work: Sequence[Wanted], repeats: int) -> tuple[dict[str, list[
     for w in work:
         together.setdefault(deployment_key(w.scenario), []).append(w)
     places = [(w, w.folder / f"real-{i}") for ws in together.values() for i in range(1, repeats + 1) for w in ws]
-    results, _ = real_runs([(w.scenario, w.base_dir, place, w.name) for w, place in places], machine_speed=True)
+    jobs = [(w.scenario, w.base_dir, place, w.name) for w, place in places]
+    plans = on_the_way([(s, base, deployment_key(s)) for s, base, _, _ in jobs], calibrate) if calibrate else {}
+    measured: dict[int, Any] = {}
+    results, _ = real_runs(jobs, machine_speed=True, plans=plans, calibrations=measured)
+    calibrations = _calibrations(measured, {index: places[index][0] for index in measured}, folder)
     if len(results) < len(places) or any(r.problem == "interrupted" for r in results):
         complete = [str(place) for (_, place), r in zip(places, results, strict=False) if not r.problem]
-        hint = f"; testbed validate --run {' --run '.join(complete)} takes those" if complete else ""
+        profiles = "".join(f" --profile {c.profile}" for c in calibrations)
+        hint = f"; testbed validate --run {' --run '.join(complete)}{profiles} takes those" if complete else ""
         raise Interrupted(f"interrupted, {len(complete)} of {len(places)} real runs are complete{hint}")
     journals: dict[str, list[Path]] = {w.name: [] for w in work}
     problems: dict[str, str] = {}
@@ -101,7 +126,23 @@ def real_journals(work: Sequence[Wanted], repeats: int) -> tuple[dict[str, list[
             problems.setdefault(w.name, result.problem)
         else:
             journals[w.name].append(place / JOURNAL)
-    return journals, problems
+    return RealSide(journals, problems, calibrations)
+
+
+def _calibrations(measured: Mapping[int, Any], firsts: Mapping[int, Wanted], folder: Path) -> list[Calibration]:
+    """One for each number of engines side by side. `firsts`: the scenario that was measured on each deployment."""
+    from testbed.cli.calibrating import fitted_to, store
+
+    by_engines: dict[int, list[int]] = {}
+    for index in measured:
+        by_engines.setdefault(measured[index].engines, []).append(index)
+    found = []
+    for engines, indices in by_engines.items():
+        first = firsts[indices[0]]
+        fitted = fitted_to([measured[i] for i in indices], first.scenario, first.base_dir)
+        place = folder / PROFILES / f"{engines}-engine{'s' * (engines > 1)}"
+        found.append(Calibration(store(fitted, measured[indices[0]], place), fitted, first.name))
+    return found
 
 
 def compared(journals: Sequence[Path], wanted: Wanted) -> Any:

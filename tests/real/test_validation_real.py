@@ -19,14 +19,25 @@ SHORT = ("--set", "run.num_rollout=4", "--set", "algorithm.rollout_batch_size=2"
 
 
 @pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the suite's engine, every experiment once."""
-    folder = tmp_path_factory.mktemp("calibration")
-    file = str(SUITE / "single_turn.yaml")
-    context = ("--set", "rollout.engine.context_length=96")  # fewer sizes: the shape of the profile is what is tested
-    done = command_line("calibrate", file, "--repeats", "1", "--out", "c", *context, cwd=folder)
+def validated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A calibration with every experiment once and two scenarios on the deployment that it was made on: turns with
+    tools, and an update in mid-generation. The folder, and what was said on the way."""
+    folder = tmp_path_factory.mktemp("validation")
+    shutil.copytree(SUITE, folder / "suite")
+    study = yaml.safe_load((SUITE / "one_engine.yaml").read_text())
+    study["variants"] = [v for v in study["variants"] if v["name"] in ("multi-turn with tools", "staleness 2")]
+    study["variants"][0]["set"]["workload"]["turns"]["high"] = 3  # 36 + 3 x 16 + 2 x 12 tokens fit the window
+    (folder / "suite" / "short.yaml").write_text(yaml.safe_dump(study))
+    context = ("--set", "rollout.engine.context_length=112")  # fewer sizes: the shape of the profile is what is tested
+    args = ("validate", "suite/short.yaml", "--calibrate", "1", "--out", "v", "--json", "f.json", *SHORT, *context)
+    done = command_line(*args, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return folder / "c" / "profile.json"
+    return folder, done.stderr
+
+
+@pytest.fixture(scope="module")
+def profile(validated: tuple[Path, str]) -> Path:
+    return validated[0] / "v" / "profiles" / "1-engine" / "profile.json"
 
 
 def test_a_calibration_measures_every_part(profile: Path) -> None:
@@ -37,23 +48,19 @@ def test_a_calibration_measures_every_part(profile: Path) -> None:
         quality = said["quality"][part]
         assert quality["points"] >= len(quality["coefficients"])
         assert any(c["value"] > 0 for c in quality["coefficients"].values())
-    assert said["decode"]["base_s"] > 0 and said["start_s"] > 1
+    assert said["decode"]["base_s"] > 0 and said["start_s"] > 1 and said["traffic"] > 0
     assert said["updates"]["broadcast"]["bytes"] == pytest.approx(4 * 0.99e6, rel=0.05)  # parameters in FP32
     assert set(said["controls"]) == {"abort", "retract", "in_place"}
     assert (profile.parent / "report" / "index.html").is_file()
+    loops = json.loads((profile.parent / "points.json").read_text())["loops"]
+    assert {part: len(points) for part, points in loops.items()} == {"engine": 2, "trainer": 2, "short_run": 2}
+    assert loops["engine"][1] == loops["trainer"][0], "one loop between two parts"
 
 
-def test_a_suite_runs_on_one_deployment_and_its_journals_decide_alike(profile: Path, tmp_path: Path) -> None:
-    """Two scenarios whose engines are started once: bursts, and turns with tools; and an update in mid-generation."""
-    shutil.copytree(SUITE, tmp_path / "suite")
-    study = yaml.safe_load((SUITE / "one_engine.yaml").read_text())
-    study["variants"] = [v for v in study["variants"] if v["name"] in ("multi-turn with tools", "staleness 2")]
-    (tmp_path / "suite" / "short.yaml").write_text(yaml.safe_dump(study))
-    args = ("validate", "suite/short.yaml", "--profile", str(profile), "--out", "v", "--json", "f.json", *SHORT)
-    done = command_line(*args, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("starting Ray") == 1 and done.stderr.count("back to version 0") == 1
-    figures: dict[str, Any] = json.loads((tmp_path / "f.json").read_text())
+def test_a_suite_runs_on_one_deployment_and_its_journals_decide_alike(validated: tuple[Path, str]) -> None:
+    folder, said = validated
+    assert said.count("starting Ray") == 1 and said.count("back to version 0") == 2
+    figures: dict[str, Any] = json.loads((folder / "f.json").read_text())
     assert list(figures["scenarios"]) == ["one_engine-multi-turn with tools", "one_engine-staleness 2"]
     for v in figures["scenarios"].values():
         [decided] = v["decisions"]
@@ -65,7 +72,7 @@ def test_a_suite_runs_on_one_deployment_and_its_journals_decide_alike(profile: P
     tools = figures["scenarios"]["one_engine-multi-turn with tools"]["turns"]
     assert tools["pairs"] == tools["turns"] and tools["same_engine"] == 1.0
     assert tools["same_cached"] >= 0.75  # of a machine in any state; `make validate` asks for 99 %
-    assert (tmp_path / "v" / "report" / "index.html").is_file()
+    assert (folder / "v" / "report" / "index.html").is_file()
 
 
 def test_a_profile_of_another_engine_version_or_machine_is_refused_before_anything_starts(

@@ -17,6 +17,7 @@ from sim.run import simulate
 from testbed.core import actions as do
 from testbed.core import events as said
 from testbed.core.core import Core
+from testbed.core.rollouts import MAX_ATTEMPTS
 from testbed.journal import read_journal
 from testbed.journal.replay import replay
 from testbed.metrics import read_summary
@@ -365,6 +366,30 @@ def test_a_run_in_which_nothing_moves_is_ended_with_what_is_stuck() -> None:
     with pytest.raises(StuckError, match="nothing finished between") as stuck:
         SimulatedBackend(config, HERE).run()
     assert "'acting': " in str(stuck.value) and "trainer" in str(stuck.value)
+
+
+def test_a_conversation_that_outgrows_the_engines_window_fails_and_the_run_goes_on() -> None:
+    """Prompts of 20, 60 and 100 tokens (replies of 30, observations of 10) in a window of 96: SGLang refuses 90 and
+    more, as it will every time. The trajectory fails with its third turn, after the attempts that a lost turn has."""
+    outgrown = {
+        "workload__prompt": fixed(20),
+        "workload__reply": fixed(30),
+        "workload__max_response_length": 40,
+        "workload__turns": fixed(3),
+        "workload__observation": fixed(10),
+        "workload__num_tasks": 4,
+        "rollout__engine": {"max_running_requests": 16, "context_length": 96},
+    }
+    for mode in ("skip", "iterate"):
+        done = run(**{**QUICK, **outgrown, "simulation__mode": mode})
+        events = [e for e, _ in done.records]
+        failed = [e for e in events if isinstance(e, said.TurnFailed)]
+        assert {(e.turn, e.reason) for e in failed} == {(2, "refused")}
+        attempts = Counter(e.trajectory for e in failed)
+        ended = [e for e in events if isinstance(e, said.TurnFinished)]
+        assert attempts and set(attempts.values()) == {MAX_ATTEMPTS}
+        assert Counter(e.turn for e in ended if e.trajectory in attempts) == {0: len(attempts), 1: len(attempts)}
+        assert done.backend.finish_reason == "tasks_exhausted"
 
 
 def test_the_watchdog_leaves_a_slow_run_alone() -> None:
