@@ -24,7 +24,7 @@ from real.driver import Status
 from real.errors import EngineGone, EngineRefused
 from real.run import Measured, run_on
 from testbed.calibration.design import Plan, Traffic, TrafficPoint
-from testbed.calibration.speed import MachineSpeed, write_speed
+from testbed.calibration.speed import NEAREST, MachineSpeed, around, write_speed
 from testbed.scenario import Scenario
 
 LOGS = "logs"
@@ -124,7 +124,7 @@ async def _run_group(
                 calibrations[number] = await calibrate_on(
                     deployment, first.scenario, place, first.plan, start_s, heard.stage, heard.measured
                 )
-            before = await _loop(deployment, first.loop, True)
+            loops = [await _loop(deployment, first.loop, True)]
             for k, (index, job) in enumerate(group):
                 if k or first.plan is not None:
                     heard.stage("back to version 0")
@@ -140,10 +140,17 @@ async def _run_group(
                 heard.done(index, measured)
                 if stop.is_set():
                     return
-                after = await _loop(deployment, job.loop)
-                if before and after:
-                    write_speed(job.folder, MachineSpeed(before, after))
-                before = after
+                loops.append(await _loop(deployment, job.loop))
+                _write_speeds(group[: k + 1], loops)
+
+
+def _write_speeds(made: list[tuple[int, Job]], loops: list[list[TrafficPoint]]) -> None:
+    """Of the latest runs, whose nearest loops may be there now. A loop that could not be driven is left out."""
+    for run in range(max(len(made) - NEAREST, 0), len(made)):
+        speed = around(loops, run)
+        speed = MachineSpeed([one for one in speed.before if one], [one for one in speed.after if one])
+        if speed.before and speed.after:
+            write_speed(made[run][1].folder, speed)
 
 
 async def _loop(deployment: Deployment, loop: Traffic | None, first: bool = False) -> list[TrafficPoint]:

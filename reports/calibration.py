@@ -116,6 +116,10 @@ def facts(profile: Profile) -> dict[str, str]:
             f"a closed loop of short requests takes {numbers.grouped(profile.traffic, 3)} times what these steps sum "
             "to, and so does every step of a simulation"
         )
+    if profile.crowd > 1.0:
+        found["engines side by side"] = (
+            f"while all work steps take {numbers.percent(profile.crowd - 1)} longer than while one works alone"
+        )
     if profile.beside is not None:
         b = profile.beside
         longer = [numbers.percent(x - 1) for x in (b.decode, b.prefill, b.train)]

@@ -30,8 +30,8 @@ LIMITS = (
     "Limits apply to the simulation with the run's own work. A quantity off by more passes within one standard "
     "deviation of the real runs: the scenario's own, or in a suite that pooled over all scenarios of as many engines "
     "where it is larger.",
-    "Simulated times are those of the machine around each run (machine): a closed loop of short requests on the same "
-    "engines right before and after it, in the time that the calibration predicts for it. A run without loops has the "
+    "Simulated times are those of the machine around each run (machine): closed loops of short requests on the same "
+    "engines before and after it, in the time that the calibration predicts for them. A run without loops has the "
     "speed of the calibration.",
     "Repeats run on one set of servers, one after another: what another start of the servers would change is not in "
     "their spread.",

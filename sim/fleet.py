@@ -90,7 +90,7 @@ class Fleet:
         """Request ids of turns that are being taken back and keep what they have generated."""
         self._sources: dict[int, int] = {}
         """Request id -> engine that its KV is on the way from."""
-        self.slots = [EngineSlot(e.index, self._new_model()) for e in layout.engines]
+        self.slots = [EngineSlot(e.index, self._new_model(costs)) for e in layout.engines]
         self._drafts = costs if isinstance(costs, SpeculativeCosts) else None
         self._keeps_kv = scenario.weights.transition.kv == "keep"
         self._salt = scenario.weights.transition.kv == "salt_by_version"
@@ -110,15 +110,14 @@ class Fleet:
         """Wake-ups that something had made void meanwhile (a run cut by an arrival)."""
         self.finished_turns = 0
 
-    def _new_model(self) -> EngineModel:
-        return EngineModel(self._options, self.costs, self._scenario.simulation.mode)
+    def _new_model(self, costs: CostModel) -> EngineModel:
+        return EngineModel(self._options, costs, self._scenario.simulation.mode)
 
-    def use_costs(self, costs: CostModel) -> None:
-        """Every engine, and those that join, take their steps from these."""
-        self.costs = costs
-        for slot in self.slots:
-            slot.model.use_costs(self.message_t(), costs)
-            self.schedule(slot)
+    def use_costs(self, index: int, costs: CostModel) -> None:
+        """The engine takes its steps from these."""
+        slot = self.slots[index]
+        slot.model.use_costs(self.message_t(), costs)
+        self.schedule(slot)
 
     def schedule(self, slot: EngineSlot) -> None:
         model = slot.model
@@ -418,7 +417,7 @@ class Fleet:
     def lost(self, index: int) -> None:
         """The server is gone; a fresh one stands in until it joins again."""
         slot = self.slots[index]
-        slot.model = self._new_model()
+        slot.model = self._new_model(self.costs if self.machine is None else self.machine.joins(slot.index))
         for call in slot.on_way.values():
             call.cancel()
         for rid in slot.on_way:

@@ -1,8 +1,8 @@
-"""Engines and a trainer on one machine slow each other down while both work (memory bandwidth, caches).
+"""Engines and a trainer on one machine slow each other down while they work (memory bandwidth, caches, cores).
 
-While the trainer works, engines take their steps from a slower cost model; while engines work, the trainer's jobs go
-on at a lower speed. By how much, a calibration says that had all engines work; with a part of them, a job takes that
-part of the extra time. It refuses to know what the jobs are and why engines work.
+While the trainer or other engines work, an engine takes its steps from a slower cost model; while engines work, the
+trainer's jobs go on at a lower speed. By how much, a calibration says that had all engines work; with a part of them, a
+job and a step take that part of the extra time. It refuses to know what the jobs are and why engines work.
 """
 
 from __future__ import annotations
@@ -31,54 +31,75 @@ class Job:
 
 
 class SharedMachine:
-    """`slow_down`: how much longer the trainer's jobs take while all `engines` work. `switch` has every engine take its
-    steps from these costs from now on."""
+    """`slow_down`: how much longer the trainer's jobs take while all `engines` work. `costs` answers with an engine's
+    step times while the trainer works or not, and that part of the other engines; `switch` has the engine of an index
+    take its steps from them from now on."""
 
     def __init__(
         self,
         clock: Clock,
-        alone: CostModel,
-        beside: CostModel,
+        costs: Callable[[bool, float], CostModel],
         slow_down: float,
         engines: int,
-        switch: Callable[[CostModel], None],
+        switch: Callable[[int, CostModel], None],
     ) -> None:
         self._clock = clock
-        self._alone = alone
-        self._beside = beside
+        self._costs = costs
         self._longer_by_each = (slow_down - 1.0) / engines
         self._switch = switch
         self._jobs: list[Job] = []
-        self._slowed = False
-        """Whether engines are."""
-        self._engines: set[int] = set()
-        """Those that work."""
+        self._working: set[int] = set()
+        """Engines that work."""
+        self._others = max(engines - 1, 1)
+        self._alone = engines == 1
+        self._given = [costs(False, 1.0)] * engines
+        """What each engine takes its steps from; at first, as while all work."""
+        for index in range(engines):
+            self._give(index)
 
     def engine_works(self, index: int, works: bool) -> None:
         """Said again when nothing has changed, it changes nothing."""
-        if (index in self._engines) == works:
+        if (index in self._working) == works:
             return
         speed = self._speed
         if works:
-            self._engines.add(index)
+            self._working.add(index)
         else:
-            self._engines.discard(index)
+            self._working.discard(index)
         if self._speed != speed:
             for job in self._jobs:
                 self._aim(job, speed)
+        for other in range(len(self._given)):
+            if other != index:
+                self._give(other)
+
+    def joins(self, index: int) -> CostModel:
+        """The step times that a new engine in this place begins with."""
+        return self._given[index]
+
+    def _give(self, index: int) -> None:
+        """The engine's step times in the state of the machine."""
+        others = 1.0 if self._alone else (len(self._working) - (index in self._working)) / self._others
+        costs = self._costs(bool(self._jobs), others)
+        if costs is not self._given[index]:
+            self._given[index] = costs
+            self._switch(index, costs)
 
     def work(self, seconds: float, done: Callable[[Any], None], arg: Any) -> None:
         """The trainer begins what takes `seconds` alone; `done(arg)` when it is over."""
         job = Job(seconds, self._clock.now, done, arg)
         self._jobs.append(job)
         self._aim(job, self._speed)
-        if not self._slowed:
-            self._slowed = True
-            self._switch(self._beside)
+        if len(self._jobs) == 1:
+            self._give_all()
+
+    def _give_all(self) -> None:
+        for index in range(len(self._given)):
+            self._give(index)
 
     @property
     def _speed(self) -> float:
-        return 1.0 / (1.0 + self._longer_by_each * len(self._engines))
+        return 1.0 / (1.0 + self._longer_by_each * len(self._working))
 
     def _aim(self, job: Job, speed: float) -> None:
         """Its end, now that the speed is no longer `speed`."""
@@ -93,15 +114,17 @@ class SharedMachine:
         self._jobs.remove(job)
         job.done(job.arg)
         if not self._jobs:
-            self._slowed = False
-            self._switch(self._alone)
+            self._give_all()
 
 
 def shared_machine(
-    scenario: Scenario, clock: Clock, costs: CostModel, engines: int, switch: Callable[[CostModel], None]
+    scenario: Scenario, clock: Clock, costs: CostModel, engines: int, switch: Callable[[int, CostModel], None]
 ) -> SharedMachine | None:
-    """None where nothing was measured, or engines and trainer take turns."""
-    if not isinstance(costs, CalibratedCostModel) or costs.beside is None or scenario.placement.mode == "colocated":
+    """None where nothing was measured. Engines and a trainer that take turns slow only each other engine down."""
+    if not isinstance(costs, CalibratedCostModel) or not costs.shared:
         return None
-    beside, slow_down = costs.beside
-    return SharedMachine(clock, costs, beside, slow_down, engines, switch)
+    if scenario.placement.mode == "colocated":
+        if costs.crowd == 1.0:
+            return None
+        return SharedMachine(clock, lambda trainer, others: costs.among(False, others), 1.0, engines, switch)
+    return SharedMachine(clock, costs.among, costs.beside.train, engines, switch)

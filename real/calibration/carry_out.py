@@ -25,19 +25,12 @@ from real.errors import RealError
 from real.run import run_on
 from testbed.calibration.design import BesidePoint, ControlPoint, EnginePoint, Plan, TrafficPoint
 from testbed.calibration.phases import TrainPoint
+from testbed.calibration.speed import Loops
 from testbed.run_files import JOURNAL
 from testbed.scenario import Scenario
 
 PADDED = ("torch_native",)
 """Attention backends of SGLang that pad queries to the length of the keys."""
-
-
-class Loops(Struct):
-    """The closed loop, right before and after each part: how fast the machine was meanwhile."""
-
-    engine: list[TrafficPoint]
-    trainer: list[TrafficPoint]
-    short_run: list[TrafficPoint]
 
 
 class Calibrated(Struct):
@@ -108,6 +101,13 @@ async def calibrate_on(
     points = await measure(clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
     paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
     between = await loop() if plan.experiments else before
+    together, alone = [*between], list[TrafficPoint]()
+    if plan.experiments and len(clients) > 1:
+        for client in clients:
+            alone += await measure_traffic([client], plan.traffic, vocab_size)
+        together += (again := await loop())
+    else:
+        again = between
     trainer, training = deployment.trainer, scenario.training
     if plan.updates:
         stage("measuring the trainer")
@@ -118,14 +118,14 @@ async def calibrate_on(
     if plan.beside:
         stage("measuring engine and trainer side by side")
         beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
-    trained = await loop() if plan.updates else between
+    trained = await loop() if plan.updates else again
     stage("measuring weight updates")
     name, config = plan.short_run
     await deployment.reset(config)
     measured = await run_on(deployment, config, folder / name, name=name)
     if measured.problem:
         raise RealError(f"short run {name}: {measured.problem}")
-    loops = Loops([*before, *between], [*between, *trained], [*trained, *await loop()])
+    loops = Loops([*before, *between], [*again, *trained], [*trained, *await loop()], together, alone)
     done(name)
     return Calibrated(
         points, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)

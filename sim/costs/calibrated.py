@@ -49,25 +49,21 @@ def slowed(profile: Profile, decode: float, prefill: float) -> Profile:
     )
 
 
-def _beside(profile: Profile, by: BesideFit) -> Profile:
-    """Of an engine that works beside a trainer."""
-    return structs.replace(slowed(profile, by.decode, by.prefill), beside=None)
+UNMEASURED = BesideFit(1.0, 1.0, 1.0)
 
 
 class CalibratedCostModel(SegmentCosts):
-    """Raises `CostModelError` for coefficients that make a decode step free or a time negative.
-
-    `beside`, if it was measured: step times of an engine beside a working trainer, and how much longer a trainer takes
-    beside a working engine."""
+    """Of an engine while all others work and the trainer does not; `among` for other states of the machine. Raises
+    `CostModelError` for coefficients that make a decode step free or a time negative."""
 
     kind = "calibrated"
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
         profile = slowed(profile, profile.traffic, profile.traffic)
-        self.beside: tuple[CalibratedCostModel, float] | None = None
-        if profile.beside is not None:
-            self.beside = CalibratedCostModel(_beside(profile, profile.beside)), profile.beside.train
+        self.beside = profile.beside or UNMEASURED
+        self.crowd = profile.crowd
+        self._among: dict[tuple[bool, float], CalibratedCostModel] = {}
         d, p = profile.decode, profile.prefill
         fitted = (*msgspec.structs.astuple(d), *msgspec.structs.astuple(p))
         if min(fitted) < 0 or d.base_s + d.per_sequence_s + d.per_context_token_s <= 0:
@@ -80,14 +76,29 @@ class CalibratedCostModel(SegmentCosts):
             self.arrival_base_s, self.arrival_per_request_s = profile.arrival.base_s, profile.arrival.per_request_s
 
     @property
+    def shared(self) -> bool:
+        """Whether step times depend on what else the machine does."""
+        return self.beside != UNMEASURED or self.crowd != 1.0
+
+    def among(self, trainer: bool, others: float) -> CalibratedCostModel:
+        """Step times while that part of the other engines works, and the trainer does or does not. One alone takes
+        1 / `crowd` of the time that it takes among all; in between linear."""
+        if not trainer and others == 1.0:
+            return self
+        state = (trainer, others)
+        if state not in self._among:
+            less = 1.0 - (1.0 - 1.0 / self.crowd) * (1.0 - others)
+            by = self.beside if trainer else UNMEASURED
+            profile = structs.replace(self._profile, beside=None, crowd=1.0)
+            self._among[state] = CalibratedCostModel(slowed(profile, less * by.decode, less * by.prefill))
+        return self._among[state]
+
+    @property
     def outside_share(self) -> dict[str, float]:
-        if self.beside is None:
-            return super().outside_share
-        b = self.beside[0]
-        return {
-            "decode": (self._decode_outside + b._decode_outside) / max(self._decode_asked + b._decode_asked, 1),
-            "prefill": (self._prefill_outside + b._prefill_outside) / max(self._prefill_asked + b._prefill_asked, 1),
-        }
+        all_states = (self, *self._among.values())
+        decode = sum(c._decode_outside for c in all_states) / max(sum(c._decode_asked for c in all_states), 1)
+        prefill = sum(c._prefill_outside for c in all_states) / max(sum(c._prefill_asked for c in all_states), 1)
+        return {"decode": decode, "prefill": prefill}
 
     def _row(self, batch: int) -> Row:
         d, r = self._profile.decode, self._profile.ranges

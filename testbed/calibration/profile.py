@@ -163,6 +163,9 @@ class Profile(Struct, frozen=True):
     traffic: float = 1.0
     """How much longer a closed loop of short requests takes than its simulation with these steps: what servers, driver
     and engines take from each other on the machine's cores while messages come and go. Of every step."""
+    crowd: float = 1.0
+    """How many times as long an engine's steps take while all engines work, as while it works alone. What is fitted
+    above was measured on all."""
     controls: dict[str, ControlTimes] = {}
     """By mode of pausing."""
     engines: int = 1

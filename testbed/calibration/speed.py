@@ -24,15 +24,32 @@ PARTS = ("decode", "prefill", "arrival", "trainer", "switch")
 BY_NAME = ("updates", "controls")
 
 
+NEAREST = 2
+"""Loops on each side of a run: one that something else disturbed does not decide."""
+
+
 class MachineSpeed(Struct, frozen=True):
-    """Loops of all engines."""
+    """The nearest loops, in order; of each, what it took on every engine."""
 
-    before: list[TrafficPoint]
-    after: list[TrafficPoint]
+    before: list[list[TrafficPoint]]
+    after: list[list[TrafficPoint]]
 
-    @property
-    def loops(self) -> list[TrafficPoint]:
-        return [*self.before, *self.after]
+
+def around(loops: Sequence[list[TrafficPoint]], run: int) -> MachineSpeed:
+    """Of run number `run` (from 0) among runs with a loop before the first and after each; those that are there."""
+    return MachineSpeed(list(loops[max(run + 1 - NEAREST, 0) : run + 1]), list(loops[run + 1 : run + 1 + NEAREST]))
+
+
+class Loops(Struct):
+    """The closed loop of a calibration, right before and after each part."""
+
+    engine: list[TrafficPoint]
+    trainer: list[TrafficPoint]
+    short_run: list[TrafficPoint]
+    together: list[TrafficPoint]
+    """Of all engines, right before and after `alone`."""
+    alone: list[TrafficPoint]
+    """One engine after another, while the others have nothing to do; empty for a single one."""
 
 
 def write_speed(folder: Path, speed: MachineSpeed) -> None:

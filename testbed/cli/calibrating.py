@@ -110,7 +110,8 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         start_s=first.start_s,
     )
     ratio = in_traffic(profile, scenario, base_dir, here.engine)
-    return Fitted(structs.replace(profile, traffic=ratio), series)
+    crowd = max(longer(here.together, here.alone), 1.0)  # nothing is faster in company
+    return Fitted(structs.replace(profile, traffic=ratio, crowd=crowd), series)
 
 
 def store(fitted: Fitted, measured: Any, folder: Path) -> Path:

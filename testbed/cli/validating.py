@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from testbed.commands.errors import Interrupted, RunFailed, UserError
@@ -256,7 +257,7 @@ def _at_speed(config: Any, wanted: Wanted, run: Path, number: int) -> tuple[Any,
     if speed is None or costs.type != "calibrated":
         return config, None
     profile = read_profile(wanted.base_dir / costs.profile)
-    factor = in_traffic(profile, config, wanted.base_dir, speed.loops)
+    factor = median(in_traffic(profile, config, wanted.base_dir, loop) for loop in (*speed.before, *speed.after))
     at: dict[str, str] = {}
     for path in {costs.profile, getattr(trainer, "profile", costs.profile)}:
         scaled = wanted.folder / f"profile-{number}{f'-{len(at)}' if at else ''}.json"

@@ -21,7 +21,7 @@ from testbed.calibration.profile import (
     TrainerFit,
     UpdateTimes,
 )
-from testbed.calibration.speed import MachineSpeed, at_speed, longer, read_speed, times, write_speed
+from testbed.calibration.speed import MachineSpeed, around, at_speed, longer, read_speed, times, write_speed
 from testbed.run_files import SPEED
 
 LOOP = Traffic(1, ((4, 2), (5, 3)))
@@ -76,11 +76,19 @@ def test_what_a_journal_says_comes_to_another_speed_whole() -> None:
     assert times(TrainPoint((8, 9), 2.0), 2.0) == TrainPoint((8, 9), 4.0)
 
 
+def test_two_loops_on_each_side_of_a_run_where_they_are_there() -> None:
+    """Four runs, five loops: 0 | 1 | 2 | 3 | 4."""
+    loops = [points(float(i)) for i in range(5)]
+    of = [around(loops, run) for run in range(4)]
+    assert [[int(one[0].seconds) for one in s.before] for s in of] == [[0], [0, 1], [1, 2], [2, 3]]
+    assert [[int(one[0].seconds) for one in s.after] for s in of] == [[1, 2], [2, 3], [3, 4], [4]]
+
+
 def test_the_speed_of_a_run_lies_beside_its_journal(tmp_path: Path) -> None:
     assert read_speed(tmp_path) is None
-    speed = MachineSpeed(points(1.0), points(3.0))
+    speed = MachineSpeed([points(1.0)], [points(3.0), points(2.0)])
     write_speed(tmp_path, speed)
-    assert read_speed(tmp_path) == speed and speed.loops == points(1.0, 3.0)
+    assert read_speed(tmp_path) == speed
     (tmp_path / SPEED).write_text("[]")
     with pytest.raises(ValueError, match=SPEED):
         read_speed(tmp_path)

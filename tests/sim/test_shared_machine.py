@@ -38,7 +38,13 @@ ALONE, BESIDE = LinearCosts(1.0, 0.0, 0.0), LinearCosts(2.0, 0.0, 0.0)
 
 def machine(slow_down: float, engines: int = 1) -> tuple[Clock, SharedMachine, list[Any]]:
     clock, switched = Clock(), []
-    shared = SharedMachine(clock, ALONE, BESIDE, slow_down, engines, lambda c: switched.append((clock.now, c)))
+    shared = SharedMachine(
+        clock,
+        lambda trainer, others: BESIDE if trainer else ALONE,
+        slow_down,
+        engines,
+        lambda index, costs: switched.append((clock.now, index, costs)),
+    )
     return clock, shared, switched
 
 
@@ -73,7 +79,26 @@ def test_engines_are_slow_from_the_first_job_to_the_last() -> None:
     shared.work(3.0, lambda _: shared.work(2.0, lambda _: None, None), None)  # the next one follows at once
     clock.at(10.0, ARRIVE, lambda _: shared.work(1.0, lambda _: None, None))
     clock.run_events(100)
-    assert switched == [(0.0, BESIDE), (5.0, ALONE), (10.0, BESIDE), (11.0, ALONE)]
+    assert switched == [(0.0, 0, BESIDE), (5.0, 0, ALONE), (10.0, 0, BESIDE), (11.0, 0, ALONE)]
+
+
+def test_engines_hear_of_the_part_of_the_others_that_works() -> None:
+    """Three engines. One that works knows of two others, one that does not of three."""
+    heard: dict[int, float] = {}
+    costs = {part: LinearCosts(1.0 + part, 0.0, 0.0) for part in (0.0, 0.5, 1.0)}
+    parts = {id(c): part for part, c in costs.items()}
+    shared = SharedMachine(
+        Clock(), lambda trainer, others: costs[others], 1.0, 3, lambda i, c: heard.update({i: parts[id(c)]})
+    )
+    assert heard == {0: 0.0, 1: 0.0, 2: 0.0}
+    shared.engine_works(1, True)
+    shared.engine_works(1, True)
+    assert heard == {0: 0.5, 1: 0.0, 2: 0.5}
+    shared.engine_works(2, True)
+    assert heard == {0: 1.0, 1: 0.5, 2: 0.5}
+    assert shared.joins(0) is costs[1.0]
+    shared.engine_works(1, False)
+    assert heard == {0: 0.5, 1: 0.5, 2: 0.0}
 
 
 def test_each_engine_adds_its_part_of_the_extra_time() -> None:
@@ -181,6 +206,28 @@ def test_engines_beside_a_trainer_take_what_was_measured(tmp_path: Path) -> None
     assert pace["beside"] == pytest.approx(0.03, rel=0.02)
 
 
+def test_an_engine_is_quicker_while_the_others_have_nothing_to_do(tmp_path: Path) -> None:
+    """Two engines with one turn each, at once: a prefill of 0.12 s, steps of 12 ms while both work, and what the longer
+    one has left in steps of 10 ms."""
+    profile = msgspec.structs.replace(PROFILE, decode=DecodeFit(0.012), prefill=PrefillFit(0.12, 0.0))
+    two = {
+        "placement": {"mode": "disaggregated", "rollout_num_gpus": 2, "actor_num_gpus": 1},
+        "rollout__routing": {"type": "round_robin"},
+        "algorithm": {"n_samples_per_prompt": 2, "rollout_batch_size": 1},
+        "workload__reply": {"type": "uniform", "low": 50, "high": 400},
+        "workload__max_response_length": 400,
+        "run__num_rollout": 1,
+        "run__warmup_steps": 0,
+    }
+    for crowd in (1.0, 1.2):
+        records = run(tmp_path, None, profile=msgspec.structs.replace(profile, crowd=crowd), **two)
+        first, last = sorted((e for e, _ in records if isinstance(e, said.TurnFinished)), key=lambda e: e.t)
+        assert {first.engine, last.engine} == {0, 1} and first.started_t == last.started_t
+        both, alone = first.output_tokens - 1, last.output_tokens - first.output_tokens
+        assert first.t - first.started_t == pytest.approx(0.12 + 0.012 * both)
+        assert last.t - first.t == pytest.approx(0.012 / crowd * alone, abs=0.0021)  # a step under way keeps its pace
+
+
 def test_where_engines_and_trainer_take_turns_nothing_changes(tmp_path: Path) -> None:
     slow = BesideFit(2.0, 2.0, 2.0)
     for changes in ({}, COLOCATED):  # synchronous: the engines have ended when the trainer begins
@@ -191,7 +238,9 @@ def test_where_engines_and_trainer_take_turns_nothing_changes(tmp_path: Path) ->
 def test_whole_runs_are_the_same_in_both_modes(tmp_path: Path) -> None:
     """Steps depend on batch and context, so that engines do not run in lock step."""
     beside = BesideFit(1.07, 1.11, 1.09)
-    varied = msgspec.structs.replace(PROFILE, decode=DecodeFit(0.01, 3e-4, 1e-6), prefill=PrefillFit(0.02, 1e-4))
+    varied = msgspec.structs.replace(
+        PROFILE, decode=DecodeFit(0.01, 3e-4, 1e-6), prefill=PrefillFit(0.02, 1e-4), crowd=1.13
+    )
     plain = []
     for mode in ("skip", "iterate"):
         records = run(tmp_path, beside, profile=varied, **ASYNC, simulation__mode=mode, run__num_rollout=10)

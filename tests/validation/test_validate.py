@@ -225,8 +225,8 @@ def test_a_run_is_simulated_at_the_speed_its_loops_had(cli: Cli, tmp_path: Path)
     assert errors() == (pytest.approx(1 / 1.2 - 1, rel=1e-3), [])
     config, loop = load_scenario(tmp_path / "r/scenario.yaml").scenario, Traffic(2, ((8, 4), (9, 6), (7, 5), (8, 8)))
     predicted = 1 / in_traffic(profile, config, tmp_path, [TrafficPoint(loop, 1.0)])
-    loops = [TrafficPoint(loop, 1.2 * predicted * swing) for swing in (0.9, 1.1)]
-    write_speed(tmp_path / "r", MachineSpeed(loops[:1], loops[1:]))
+    loops = [[TrafficPoint(loop, 1.2 * predicted * swing * s) for s in (0.9, 1.1)] for swing in (0.7, 1.0, 1.9)]
+    write_speed(tmp_path / "r", MachineSpeed(loops[:1], loops[1:]))  # two engines; two loops were disturbed
     assert errors() == (pytest.approx(0, abs=1e-6), [pytest.approx(1.2)])
     (tmp_path / "r/machine_speed.json").write_text("{}")
     said = cli("validate", "--run", "r", *with_profile("quiet.json"), "--no-report")
@@ -317,6 +317,10 @@ def test_bad_input_to_a_suite(cli: Cli, suite: Path, tmp_path: Path) -> None:
         (("study.yaml", "--variant", "nothing"), "--variant nothing: no such variant"),
         (("--run", "suite", "--profile", "none.json"), "--profile none.json: no such file"),
         (("--run", "suite", "--doc", "suite"), "--doc suite: this is a folder"),
+        (
+            ("--run", "suite", "--calibrate", "1"),
+            "--calibrate: goes with runs to be made and no profile",
+        ),
     ):
         said = cli("validate", *args)
         assert (said.code, said.out) == (2, ""), said
