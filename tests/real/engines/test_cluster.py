@@ -78,11 +78,11 @@ def cluster(two_nodes: Any) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_engines_and_ranks_run_on_the_nodes_they_were_asked_for(
+def test_engines_and_ranks_run_on_their_nodes_and_rk_07_without_a_prefix_cache_nothing_is_found(
     cluster: Cluster, tiny_model: Path, tmp_path: Path, run: Run
 ) -> None:
     assert cluster.nodes == 2
-    options = ServerOptions(str(tiny_model), max_total_tokens=2048, context_length=1024)
+    options = ServerOptions(str(tiny_model), max_total_tokens=2048, context_length=1024, disable_radix_cache=True)
     host = cluster.engine(options, node=1, log_path=tmp_path / "engine.log")
     ranks = cluster.ranks(3, factory=Rank, nodes=[0, 1, 0])
 
@@ -96,8 +96,10 @@ def test_engines_and_ranks_run_on_the_nodes_they_were_asked_for(
         await host.ready()
         assert await host.run(node_id) == cluster.node_id(1)
         client = EngineClient(host.url)
-        got = await client.generate(rid="a", input_ids=[5, 6, 7], max_new_tokens=4, ignore_eos=True)
-        assert len(got.output_ids) == 4
+        ask = {"input_ids": [5, 6, 7], "max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+        twice = [await client.generate(rid=rid, **ask) for rid in "ab"]
+        assert [(len(got.output_ids), got.cached_tokens) for got in twice] == [(4, 0), (4, 0)]
+        assert twice[0].output_ids == twice[1].output_ids
         await client.close()
 
         server = psutil.Process(await host.pid())
