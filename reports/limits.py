@@ -38,6 +38,16 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
             else say("In ", joined([(Letter(letter),) for letter in untrained]), " the model was not trained")
         )
         out.append((say("Time, not learning."), say(subject, ". ", worth)))
+    if "presets" in c.facts:
+        out.append(
+            (
+                say("Settings, not frameworks."),
+                say(
+                    f"The schedules have the {c.facts['presets']}; engines and trainer are this testbed's. No "
+                    "framework was run, and none is ranked."
+                ),
+            )
+        )
     if c.real and re.search(r"\bCPU\b", c.facts.get("engine_step", "")):
         out.append(
             (

@@ -138,12 +138,8 @@ def render(comparison: Comparison) -> str:
 
 def notes(view: View) -> str:
     c = view.comparison
-    words = (
-        ""
-        if c.single
-        else f"Bold: best of its column (none where more than two share it). In brackets: difference to "
-        f"{view.base.letter}; "
-    )
+    words = "Bold: best of its column (none where more than two share it). " if view.ranked and not c.single else ""
+    words += "" if c.single else f"In brackets: difference to {view.base.letter}; "
     if len(c.seeds) > 1:
         words += f"± one standard deviation over {len(c.seeds)} seeds{'' if c.single else '; ≈ within the spread'}. "
     elif not c.single:

@@ -1,4 +1,4 @@
-"""The command line: `testbed run | real | calibrate | validate | compare | replay | report | schema | doctor`.
+"""The command line: `testbed run | real | calibrate | validate | compare | report | presets | schema | ...`.
 
 This is where the pieces meet: a command imports the backend or the reports that it needs, and nothing else may. What
 needs neither is in `testbed.commands`. A user error is one message and exit code 2; a run that got stuck or a replay

@@ -1,4 +1,4 @@
-"""Commands that explain: schema, doctor."""
+"""Commands that explain: schema, presets, doctor."""
 
 from __future__ import annotations
 
@@ -35,9 +35,41 @@ def schema(
     print(json.dumps(made, indent=1))
 
 
+@app.command(short_help="List the framework presets, or say where one's settings were read.")
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One preset, with the source of each key.")] = None,
+    json_: Json = None,
+) -> None:
+    """List the framework presets: scenarios with the defaults of a framework, read at one commit of its repository.
+
+    It is a map of where each has what all of them have, in the order of the alphabet, and no ranking. Check the version
+    that you have before you rely on one.
+    """
+    from testbed.commands import folders
+    from testbed.commands.presets import preset, preset_names
+
+    folders.target("--json", json_)
+    found = [preset(n) for n in ([name] if name else preset_names())]
+    for one in found:
+        p = one.provenance
+        say(f"{one.name}: {p.framework}, {p.repository} at {p.commit[:9]} ({p.date}); testbed run {one.path}")
+        for part, words in p.parts.model_dump().items():
+            say(f"  {part.replace('_', ' ')}: {words}")
+        if name is None:
+            continue
+        for key, s in p.settings.items():
+            default = f" ({s.default})" if s.default else ""
+            say(f"  {key} = {json.dumps(one.values[key])}: {s.option}{default}{f', {s.path}' if s.path else ''}")
+        for words in p.left_out:
+            say(f"  left out: {words}")
+    folders.write_json(
+        json_, [{"name": o.name, "path": str(o.path), **o.provenance.model_dump(mode="json")} for o in found]
+    )
+
+
 @app.command(short_help="Say what is installed and what is missing.")
 def doctor(json_: Json = None) -> None:
-    """Say what is installed, what is missing and how to get it, and which GPUs and models are known by name."""
+    """Say what is installed, what is missing and how to get it, which GPUs, models and presets are known by name."""
     from testbed.commands import folders
     from testbed.commands.installed import EXTRAS, installed
     from testbed.commands.real_parts import doctor_lines
@@ -55,6 +87,8 @@ def doctor(json_: Json = None) -> None:
         say(said)
     say(f"GPUs: {', '.join(figures['gpus'])}")
     say(f"model presets: {', '.join(figures['models'])}")
+    if figures["presets"]:
+        say(f"framework presets: {', '.join(figures['presets'])} (testbed presets)")
     folders.write_json(json_, figures)
     if missing or figures["real"]["error"]:
         raise typer.Exit(1)

@@ -16,7 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="A testbed for LLM reinforcement-learning systems: what-if placement, validation and comparison reports.",
-    epilog="Start with: testbed run scenarios/examples/maths_colocated_8xh100.yaml",
+    epilog="Start with: testbed run scenarios/examples/maths_colocated_8xh100.yaml, or with the defaults of your "
+    "framework: testbed presets",
 )
 
 Overrides = Annotated[

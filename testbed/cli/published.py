@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from testbed.commands.published.results import Result
     from testbed.commands.published.tables import Case, Table
 
-HERE = Path("scenarios") / "published"
-
 
 @app.command(short_help="Simulate what others measured, and say how far off it is.")
 def published(
@@ -56,7 +54,7 @@ def published(
     from testbed.commands.published.tables import cases, load_tables
 
     tables = load_tables(only=only or ())
-    place = scenarios or _scenarios()
+    place = scenarios or folders.shipped("published")
     if fit:
         _fit(tables, place)
         return
@@ -77,14 +75,6 @@ def published(
     say(f"report   {paths['index']}")
     if check:
         _check(results, max_error)
-
-
-def _scenarios() -> Path:
-    """`scenarios/published` here, or beside the package in a checkout."""
-    import testbed
-
-    beside = Path(testbed.__file__).resolve().parents[1] / HERE
-    return HERE if HERE.is_dir() or not beside.is_dir() else beside
 
 
 def _known(work: Sequence[Case]) -> None:

@@ -76,7 +76,7 @@ def report(
     from reports.comparison import VariantRuns
     from reports.write import write_run_report
     from testbed.commands import folders
-    from testbed.commands.chosen import facts_of
+    from testbed.commands.chosen import facts_of, one_framework
     from testbed.commands.recorded import about_of, gather, variants_of
 
     found = folders.runs(runs)
@@ -107,7 +107,8 @@ def report(
         )
         say(f"report   {paths['index']}")
         return
-    variants, remarks = variants_of(gather(found), found)
+    recorded = gather(found)
+    variants, remarks = variants_of(recorded, found)
     notes(remarks)
     known = {v["name"]: v for v in about["variants"]} if about else {}
     order = list(known)
@@ -119,7 +120,7 @@ def report(
             "baseline": variants[0][0],
             "facts": {},
             "allow_unequal": [],
-            "alternatives": True,
+            "alternatives": one_framework(scenario for _, scenario, _ in recorded if scenario is not None),
             **(about or {}),
             "command": command_of(ctx),
         },

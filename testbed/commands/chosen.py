@@ -143,10 +143,16 @@ def about_comparison(
         "seeds": list(seeds),
         "baseline": study.baseline if study.baseline in names else names[0],
         "allow_unequal": list(study.allow_unequal),
-        "alternatives": study.alternatives,
+        "alternatives": study.alternatives and one_framework(v.scenario for v in variants),
         "facts": facts_of(*(v.scenario for v in variants), real=real),
         "variants": [{"name": v.name, "note": v.note, "changes": dict(v.changes)} for v in variants],
     }
+
+
+def one_framework(scenarios: Iterable[Scenario]) -> bool:
+    """Whether no two of these are presets of different frameworks: of those none may be named the best, since what
+    runs is their schedules on one engine and one trainer, and no framework at all."""
+    return len({s.provenance.framework for s in scenarios if s.provenance is not None}) < 2
 
 
 def _emulated(precisions: Iterable[str]) -> str:
@@ -165,9 +171,13 @@ def _trainer_fact(cost: TrainerCost) -> str:
 
 def facts_of(scenario: Scenario, *others: Scenario, real: bool = False) -> dict[str, str]:
     """Sentences for the part of the report that says what the figures rest on. `others`: compared with `scenario`."""
+    compared = (scenario, *others)
+    presets = dict.fromkeys(
+        f"{p.framework} ({p.repository} at {p.commit[:9]})" for s in compared if (p := s.provenance) is not None
+    )
+    presets_fact = {"presets": f"defaults of {', '.join(presets)}"} if presets else {}
     price = f"{scenario.cluster.price_usd_per_gpu_hour:.2f} USD per GPU-hour"
     if real:
-        compared = (scenario, *others)
         return {
             "engine_step": f"SGLang engines on {scenario.cluster.gpu}, wall clock"
             + _emulated(s.rollout.engine.weight_precision for s in compared),
@@ -175,6 +185,7 @@ def facts_of(scenario: Scenario, *others: Scenario, real: bool = False) -> dict[
             + _emulated(s.training.precision for s in compared),
             "links": "weights really copied, wall clock",
             "price": price,
+            **presets_fact,
         }
     costs = scenario.simulation.engine_costs
     tables = {
@@ -188,6 +199,7 @@ def facts_of(scenario: Scenario, *others: Scenario, real: bool = False) -> dict[
         "engine_step": tables[costs.type],
         "trainer": _trainer_fact(trainer),
         "price": price,
+        **presets_fact,
     }
     source = getattr(getattr(scenario.workload, "reply", None), "source", "")
     if source:

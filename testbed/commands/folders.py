@@ -23,6 +23,16 @@ _REPORT = ("index.html", "report.md", "table.csv", "gpu_time.csv")
 _FIGURES = ("reward.svg", "reward.png", "kl.svg", "kl.png")
 
 
+# --- scenarios --------------------------------------------------------------------------------------------------------
+
+
+def shipped(kind: str) -> Path:
+    """The folder `scenarios/KIND` here, or beside the package in a checkout."""
+    here = Path("scenarios") / kind
+    beside = Path(__file__).resolve().parents[2] / here
+    return here if here.is_dir() or not beside.is_dir() else beside
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from testbed.commands.presets import preset_names
 from testbed.commands.real_parts import real_backend
 from testbed.scenario.catalogue import gpu_names, model_names
 
@@ -20,14 +21,15 @@ EXTRAS = {
 
 
 def installed() -> dict[str, Any]:
-    """Plain figures: Python, cores, what is missing for the simulator, each extra and the real backend, GPUs and models
-    by name."""
+    """Plain figures: Python, cores, what is missing for the simulator, each extra and the real backend; GPUs, models
+    and framework presets by name."""
     return {
         "python": sys.version.split()[0],
         "cores": os.cpu_count(),
         "simulator_missing": _missing(SIMULATOR),
         "gpus": gpu_names(),
         "models": model_names(),
+        "presets": preset_names(),
         "extras": {extra: {"missing": _missing(needs)} for extra, (needs, _) in EXTRAS.items()},
         "real": real_backend(),
     }

@@ -8,6 +8,7 @@ from testbed.scenario.cluster import Cluster
 from testbed.scenario.experience import Experience
 from testbed.scenario.model import ModelConfig
 from testbed.scenario.placement import Placement
+from testbed.scenario.provenance import Provenance
 from testbed.scenario.real import Real
 from testbed.scenario.rollout import Rollout
 from testbed.scenario.run import Run, Simulation
@@ -22,6 +23,8 @@ class Scenario(Section):
     name: str = "unnamed"
     question: str = ""
     """The question the scenario answers, for the head of a report."""
+    provenance: Provenance | None = None
+    """Of a preset: the framework whose defaults it has. null: the settings are the user's own."""
     cluster: Cluster
     model: ModelConfig
     workload: WorkloadConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed.scenario.catalogue import CatalogueError, gpu_spec, model_spec
 from testbed.scenario.errors import Fault
-from testbed.scenario.rules import flow, gpus, inputs, kv, memory, real, tasks, updates
+from testbed.scenario.rules import flow, gpus, inputs, kv, memory, provenance, real, tasks, updates
 from testbed.scenario.rules.context import Context
 from testbed.scenario.scenario import Scenario
 
@@ -70,6 +70,7 @@ RULES: tuple[Rule, ...] = (
     updates.abort_makes_progress,
     updates.waves_within_engines,
     inputs.steps_after_warmup,
+    provenance.settings_are_keys,
 )
 """Hold for both backends."""
 
