@@ -18,7 +18,7 @@ from real.deployment import Deployment
 from real.driver import Progress, RealBackend, StuckError, Trained
 from real.held_out import score_start, score_trained
 from real.learning.options import LossOptions
-from real.trainer.stats import batch_figures
+from real.trainer.stats import batch_figures, batch_ratios
 from testbed.core import events as said
 from testbed.metrics.scores import Score
 from testbed.metrics.summary import RunSummary
@@ -113,6 +113,8 @@ async def run_on(
         kinds=kinds_of(deployment),
         marks={},
         learning=_learning(backend.trained, deployment.trainer.loss),
+        ratios={batch: batch_ratios([u.stats for u in us]) for batch, us in _by_batch(backend.trained).items()},
+        clip=deployment.trainer.loss.clip,
         held_out=held_out,
         engine_weight_bytes=max((p.engine_bytes for p in backend.weights.published), default=0),
     )
@@ -141,10 +143,14 @@ async def run_on(
 
 def _learning(trained: Iterable[Trained], loss: LossOptions) -> dict[int, dict[str, float]]:
     """Batch -> what its updates did."""
-    by_batch: dict[int, list[Trained]] = {}
+    return {b: batch_figures([(u.stats, u.critic) for u in us], loss) for b, us in _by_batch(trained).items()}
+
+
+def _by_batch(trained: Iterable[Trained]) -> dict[int, list[Trained]]:
+    found: dict[int, list[Trained]] = {}
     for update in trained:
-        by_batch.setdefault(update.batch, []).append(update)
-    return {batch: batch_figures([(u.stats, u.critic) for u in updates], loss) for batch, updates in by_batch.items()}
+        found.setdefault(update.batch, []).append(update)
+    return found
 
 
 def _rewards(backend: RealBackend) -> list[float]:

@@ -21,6 +21,7 @@ NAVIGATION = {
     "reward": "Reward",
     "held_out": "Held-out tasks",
     "learning": "What the updates did",
+    "ratios": "Ratios of single tokens",
     "staleness": "Staleness",
     "trajectory": "Trajectory time",
     "update": "Weight update",

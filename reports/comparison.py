@@ -214,6 +214,8 @@ class Figures(Struct, frozen=True):
     learning: dict[str, Ends]
     """What the updates did, by series (`reports.series`)."""
     engine_weight_bytes: float
+    formats: str
+    """Of the engines' weights and of training; empty where the summary does not say."""
 
     def mean(self, metric: str) -> float:
         return self.stats[metric].mean
@@ -251,6 +253,7 @@ def figures_of(v: VariantRuns, rewarded: bool = False) -> Figures:
         gpus=first.num_gpus,
         learning=ends_of(v.runs) if first.backend == "real" else {},
         engine_weight_bytes=first.engine_weight_bytes,
+        formats=f"{first.engine_precision}, {first.training_precision}" if first.engine_precision else "",
     )
 
 

@@ -184,6 +184,20 @@ LEARNING: dict[str, Definition] = {
     "g-l-reference": Definition(
         "KL to the reference", "KL(policy || frozen start model) where an update begins, by the scenario’s estimate."
     ),
+    "g-l-engine-ratio": Definition(
+        "Engine ratio",
+        "p(trainer before the batch’s first update) ÷ p(engine when sampled) of one trained token. With equal weights "
+        "it is what kernels and number formats make of them.",
+    ),
+    "g-l-ratio": Definition(
+        "Loss ratio",
+        "The ratio that the loss reads, before any limit: p(trainer now) over p(engine when sampled), or over that of "
+        "the trainer before the batch where the loss says so; of a token, or of its sequence under GSPO. Tokens of all "
+        "updates.",
+    ),
+    "g-l-formats": Definition(
+        "Formats", "What engines serve the weights in, and what the trainer’s forward pass computes with."
+    ),
     "g-l-clip": Definition(
         "Clipped", "Trained tokens whose ratio has left its bound in the favourable direction, so they push no further."
     ),

@@ -12,6 +12,8 @@ from reports.comparison import Figures
 from reports.held_out import held_out, held_out_heading
 from reports.learning import learning_heading, shown
 from reports.palette import GPU_TIME, IDLE, TRAJECTORY
+from reports.ratios import ratio_heading
+from reports.ratios import shown as ratios_shown
 from reports.reward import reward_heading
 from reports.sentences import Letter, Number, Sentence, Term, joined, say
 from reports.view import NOTICEABLE, View, derived, differs, number, overlapped, percent, rewarded_view, with_updates
@@ -236,6 +238,8 @@ def headings(view: View) -> Mapping[str, Sentence]:
         out["held_out"] = held_out_heading(view)
     if shown(view.comparison):
         out["learning"] = learning_heading(view)
+    if ratios_shown(view.comparison):
+        out["ratios"] = ratio_heading(view)
     if any(f.dequeue for f in view.figures):
         out["staleness"] = staleness_heading(view)
     if view.winner.mean("trajectory_total_s") > 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from reports import compared, learning_plot, numbers, palette, plots, reward_plot
+from reports import compared, learning_plot, numbers, palette, plots, ratio_plot, ratios, reward_plot
 from reports.answer import answer, price_of_it, rests_on
 from reports.comparison import Comparison, Figures
 from reports.glossary import groups
@@ -145,6 +145,7 @@ def render(comparison: Comparison) -> str:
         "gpu": plots.gpu_time,
         "reward": reward_plot.reward,
         "learning": learning_plot.learning,
+        "ratios": ratio_plot.ratios,
         "staleness": plots.staleness,
         "trajectory": plots.trajectory,
         "update": plots.update,
@@ -173,6 +174,7 @@ def render(comparison: Comparison) -> str:
         held_out_table=held_out_table(view) if "held_out" in heads else None,
         learning_words=learning_words(view) if "learning" in heads else (),
         learning_table=learning_table(view) if "learning" in heads else None,
+        ratio_table=ratios.ratio_table(view) if "ratios" in heads else None,
         all_numbers=all_numbers(view),
         trajectory_key=[
             (p.label, p.role)
@@ -190,7 +192,7 @@ def render(comparison: Comparison) -> str:
         other_facts={k: v for k, v in comparison.facts.items() if k not in FAMILIES},
         kinds=used_kinds(view),
         by_name=BY_NAME,
-        glossary=groups(comparison.rewarded, terms(view)),
+        glossary=groups(comparison.rewarded, terms(view) | ratios.terms(view)),
         navigation={
             k: v for k, v in compared.NAVIGATION.items() if k in heads or k in ("limits", "reproduce", "glossary")
         },

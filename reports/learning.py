@@ -114,16 +114,17 @@ def costs_shown(view: View) -> bool:
 
 
 def learning_table(view: View) -> dict[str, Any]:
-    """Means of the last fifth with their spread over seeds, and what the engines' format costs. Cells: (text, kind);
-    no kind where there is no figure."""
+    """The formats, means of the last fifth with their spread over seeds, and what the engines' format costs. Cells:
+    (text, kind); no kind where there is no figure."""
     names = shown(view.comparison)
-    head = [(SERIES[n].label, SERIES[n].unit, SERIES[n].term) for n in names]
+    head = [("Formats", "engine, trainer", "g-l-formats")] if (formats := all(f.formats for f in view.figures)) else []
+    head += [(SERIES[n].label, SERIES[n].unit, SERIES[n].term) for n in names]
     costs = costs_shown(view)
     if costs:
         head += [("Weights of an engine", "in its format", "g-l-bytes"), ("Requantise", "s per update", "g-update")]
     rows = []
     for f in view.figures:
-        cells: list[tuple[str, str]] = []
+        cells: list[tuple[str, str]] = [(f.formats, "")] if formats else []
         for n in names:
             ends = f.learning.get(n)
             cells.append(("·", "") if ends is None else (SERIES[n].write(ends.last.mean, ends.last.sd), KIND))

@@ -38,6 +38,15 @@ def limits(view: View) -> list[tuple[Sentence, Sentence]]:
             else say("In ", joined([(Letter(letter),) for letter in untrained]), " the model was not trained")
         )
         out.append((say("Time, not learning."), say(subject, ". ", worth)))
+        out.append(
+            (
+                say("Nothing on mismatch."),
+                say(
+                    "Without log-probs there are no differences between engine and trainer, no ratios, no clipped or "
+                    "masked shares of tokens: they are unknown, not 0."
+                ),
+            )
+        )
     if "presets" in c.facts:
         out.append(
             (

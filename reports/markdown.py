@@ -17,6 +17,8 @@ from reports.held_out import held_out_table, held_out_words
 from reports.kinds import BY_NAME, FAMILIES, KINDS
 from reports.learning import learning_table, learning_words, terms
 from reports.limits import limits
+from reports.ratios import ratio_table
+from reports.ratios import terms as ratio_terms
 from reports.reward import reward_against_base, reward_margin, reward_table
 from reports.sentences import Sentence, as_markdown
 from reports.view import View, input_kinds, rewarded_view, used_kinds, view_of
@@ -70,8 +72,12 @@ def rewards(data: dict[str, Any], *words: Sentence) -> list[str]:
 
 def updates(view: View) -> list[str]:
     """What the updates did: the words, and the means of the last fifth."""
-    data = learning_table(view)
-    head = ["last fifth of the batches", *(f"{label} ({unit})" for label, unit, _ in data["head"])]
+    words = as_markdown(learning_words(view)).strip()
+    return [*([words, ""] if words else []), *by_variant("last fifth of the batches", learning_table(view)), ""]
+
+
+def by_variant(corner: str, data: dict[str, Any]) -> list[str]:
+    """A table whose cells have a kind each, or none."""
     rows = [
         [
             f"**{r['letter']}** {r['name']}",
@@ -79,8 +85,7 @@ def updates(view: View) -> list[str]:
         ]
         for r in data["rows"]
     ]
-    words = as_markdown(learning_words(view)).strip()
-    return [*([words, ""] if words else []), *table(head, rows), ""]
+    return table([corner, *(f"{label} ({unit})" for label, unit, _ in data["head"])], rows)
 
 
 def render(comparison: Comparison) -> str:
@@ -110,6 +115,8 @@ def render(comparison: Comparison) -> str:
             out += rewards(held_out_table(view), held_out_words(view))
         if name == "learning":
             out += updates(view)
+        if name == "ratios":
+            out += [*by_variant("all batches", ratio_table(view)), ""]
     out += [
         "## All figures",
         "",
@@ -131,7 +138,8 @@ def render(comparison: Comparison) -> str:
     out += [f"- {k}: {v}" for k, v in comparison.facts.items() if k not in FAMILIES]
     out += [f"- {k}: {v}" for k, v in comparison.versions.items()]
     out += ["", "## Glossary", ""]
-    out += [f"- **{d.term}**: {d.text}" for d in metric_terms(comparison.rewarded, terms(view)).values()]
+    defined = terms(view) | ratio_terms(view)
+    out += [f"- **{d.term}**: {d.text}" for d in metric_terms(comparison.rewarded, defined).values()]
     out += [f"- {k.mark} **{k.name}**: {k.definition}" for k in KINDS]
     return "\n".join(out) + "\n"
 

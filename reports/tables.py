@@ -14,6 +14,7 @@ from reports.comparison import Comparison, Figures, closure
 from reports.headings import headings
 from reports.metrics import EVERY
 from reports.palette import GPU_TIME
+from reports.ratios import shares
 from reports.sentences import as_text
 from reports.series import SERIES
 from reports.view import View, input_kinds, view_of
@@ -94,6 +95,7 @@ def variant_figures(f: Figures) -> dict[str, Any]:
             for name, ends in f.learning.items()
         },
         "engine_weight_bytes": f.engine_weight_bytes,
+        "formats": f.formats,
         "gpu_time": [{"lane": x.lane, "pool": x.name, "gpus": x.gpus, "seconds_per_step": x.seconds} for x in f.lanes],
         "staleness": {
             "completion": {str(k): v for k, v in f.completion.items()},
@@ -122,5 +124,7 @@ def comparison_figures(comparison: Comparison) -> dict[str, Any]:
         "versions": comparison.versions,
         "wall_seconds" if comparison.real else "cpu_seconds": comparison.seconds,
         "scenario_hashes": comparison.scenario_hashes,
-        "variants": [variant_figures(f) for f in view.figures],
+        "variants": [
+            variant_figures(f) | {"ratios": shares(v)} for f, v in zip(view.figures, comparison.variants, strict=True)
+        ],
     }

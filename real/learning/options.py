@@ -149,6 +149,12 @@ class LossOptions:
         return self.eps_clip if self.eps_clip_high is None else self.eps_clip_high
 
     @property
+    def clip(self) -> tuple[float, float] | None:
+        """Lowest and highest ratio that no clip holds back; None if the loss clips nothing."""
+        clips = self.loss_type in ("ppo_clip", "gspo", "cispo")
+        return (1 - self.eps_clip, 1 + self.high) if clips else None
+
+    @property
     def needs_old_log_probs(self) -> bool:
         return self.denominator != "generation"
 

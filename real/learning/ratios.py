@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from real.errors import RealError
+from testbed.metrics.ratios import BINS, FARTHEST, LEAST, PER_DECADE
 
 MAX_LOG_RATIO = 20.0
 """exp(20) = 5e8: beyond it a ratio is a fault, and must not become inf (Miles' clamp)."""
@@ -37,6 +38,15 @@ def sequence_ratio(log_probs: Tensor, denominator: Tensor, sequences: Tensor) ->
 
 def exp_clamped(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def ratio_counts(ratio: Tensor) -> Tensor:
+    """How many of the ratios [K] lie in each bin of `testbed.metrics.ratios`, [BINS] float64 from the lowest to the
+    highest; counts of several calls, and of several ranks, add up."""
+    distance = ratio.detach().double().log()
+    above = torch.floor(PER_DECADE * torch.log10(distance.abs() / LEAST)) + 1
+    found = distance.sign() * above.clamp(0, FARTHEST)
+    return torch.bincount(found.long() + FARTHEST, minlength=BINS).double()
 
 
 def sequence_sum(values: Tensor, sequences: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from real.learning.kl import kl_estimate
 from real.learning.log_probs import chosen_log_probs
 from real.learning.losses import policy_loss
 from real.learning.quantisation.forward import quantise_forward
+from real.learning.ratios import exp_clamped, ratio_counts
 from real.learning.replay import RoutingReplay
 from real.records import Record
 from real.trainer import checkpoint
@@ -46,13 +47,16 @@ from real.trainer.packing import EMPTY_ROW, Row, pack, row_experts
 from real.trainer.signals import ADVANTAGES
 from real.trainer.stats import CriticStats, Moved, StepStats
 from real.trainer.trained import TrainedModel
+from testbed.metrics.ratios import BINS, FARTHEST
 
 SUMMED = (
     *("loss", "clipped", "ratio", "mismatch_kl", "reference_kl", "truncated", "masked", "weight", "weight_squared"),
     *("with_old", "engine", "engine_kl", "update", "update_kl"),
     *("with_teacher", "teacher_kl", "teacher_kl_k3"),
 )
-"""Statistics of an update's tokens that are sums over them."""
+"""Statistics of an update's tokens that are sums over them; two histograms of ratios follow them in one tensor: the
+loss's own, and that of the engine difference."""
+SUMS = len(SUMMED) + 2 * BINS
 
 
 class TrainerRank:
@@ -249,7 +253,7 @@ class TrainerRank:
         ]
         mean_weight = self._mean_weight(records)
 
-        sums = torch.zeros(len(SUMMED), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(SUMS, dtype=torch.float64, device=self.device)
         rows = self._rows(records, self.model)
         for row in rows:
             # FSDP averages gradients over ranks; the global denominators want their sum.
@@ -261,7 +265,9 @@ class TrainerRank:
         grad_norm = self._step(self.actor, batch, update)
         self.updates += 1
 
-        tokens, summed = max(totals.tokens, 1), dict(zip(SUMMED, self._sum(sums.tolist()), strict=True))
+        found = self._sum(sums.tolist())
+        counts_at = len(SUMMED)
+        tokens, summed = max(totals.tokens, 1), dict(zip(SUMMED, found[:counts_at], strict=True))
 
         def of_those(which: str, name: str) -> float | None:
             return summed[name] / summed[which] if summed[which] else None
@@ -292,6 +298,8 @@ class TrainerRank:
             seconds=time.perf_counter() - start,
             replayed_positions=int(counts[3] - counts[4]),
             fallback_positions=int(counts[4]),
+            ratio_counts=_by_bin(found[counts_at : counts_at + BINS]),
+            engine_ratio_counts=_by_bin(found[counts_at + BINS :]),
         )
 
     def train_critic(self, records: list[Record], batch: int, update: int) -> CriticStats:
@@ -425,10 +433,10 @@ class TrainerRank:
     def _row_loss(
         self, log_probs: Tensor, records: list[Record], weights: list[float], mean_weight: float | None
     ) -> tuple[Tensor, Tensor]:
-        """This row's part of the update's loss, and of the `SUMMED`. `log_probs` [K] of the response tokens of
-        `records`, in row order."""
+        """This row's part of the update's loss, and of its statistics [SUMS]. `log_probs` [K] of the response tokens
+        of `records`, in row order."""
         if not records:
-            return log_probs.sum(), torch.zeros(len(SUMMED), dtype=torch.float64, device=self.device)
+            return log_probs.sum(), torch.zeros(SUMS, dtype=torch.float64, device=self.device)
         loss = self.options.loss
         mask = self._tensor(np.concatenate([r.loss_mask for r in records]))
 
@@ -454,10 +462,12 @@ class TrainerRank:
         now = current.detach()
         parts = [value.detach(), token.clipped, token.ratio, kl_estimate(generation, now), reference_kl]
         parts += [token.truncated, token.masked, token.weight, token.weight.square()]
+        engine_counts = torch.zeros(BINS, dtype=torch.float64, device=self.device)
         if old is None:
             parts += [now.new_zeros(())] * 5
         else:
             apart = differences(generation, old, now)
+            engine_counts = ratio_counts(exp_clamped(apart.engine))
             parts += [torch.ones_like(now), apart.engine, kl_estimate(generation, old)]
             parts += [apart.update, kl_estimate(old, now)]
         teacher, student = joined(lambda r: r.extra.get(TEACHER)), generation if old is None else old
@@ -465,7 +475,8 @@ class TrainerRank:
             parts += [now.new_zeros(())] * 3
         else:
             parts += [torch.ones_like(now), kl_estimate(student, teacher, "k1"), kl_estimate(student, teacher)]
-        return value, torch.stack([p.double().sum() for p in parts])
+        summed = torch.stack([p.double().sum() for p in parts])
+        return value, torch.cat([summed, ratio_counts(token.ratio), engine_counts])
 
     def _row_value_loss(self, values: Tensor, records: list[Record], value_clip: float | None) -> tuple[Tensor, Tensor]:
         """Sum of the value loss over this row's actor tokens, and of the statistics [6]: loss, clipped tokens, returns,
@@ -584,6 +595,11 @@ class TrainerRank:
         self.updates = int(state["updates"])
         position: dict[str, Any] = state["position"]
         return position
+
+
+def _by_bin(counts: list[float]) -> dict[int, int]:
+    """Bin -> tokens, of the bins that have any."""
+    return {i - FARTHEST: int(n) for i, n in enumerate(counts) if n}
 
 
 def _own_address() -> str:

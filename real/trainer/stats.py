@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from real.learning.options import LossOptions, WeightLimits
+from testbed.metrics.ratios import added
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class StepStats:
     """Positions that ran the experts of their routing record (R3)."""
     fallback_positions: int = 0
     """Positions that should have, had no record and were routed by the trainer's own router."""
+    ratio_counts: dict[int, int] = field(default_factory=dict)
+    """Of the ratios that the loss reads, before any limit: current to `denominator`, of a token or (`gspo`) its
+    sequence. Bin of `testbed.metrics.ratios` -> tokens; they sum to `tokens`."""
+    engine_ratio_counts: dict[int, int] = field(default_factory=dict)
+    """Of p(trainer before the update) / p(engine when sampled); only where old log-probs were recomputed."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def batch_figures(updates: Sequence[tuple[StepStats, CriticStats | None]], loss:
     limits, no KL to a reference that there is not, no `mismatch_kl` where its two parts are known apart."""
     limited = loss.limits != WeightLimits()
     names = ["grad_norm", "teacher_kl", "teacher_kl_k3"]
-    names += ["clip_share"] if loss.loss_type in ("ppo_clip", "gspo", "cispo") else []
+    names += ["clip_share"] if loss.clip is not None else []
     names += ["truncated_share", "masked_share"] if limited else []
     names += ["effective_sample_size"] if limited or loss.corrects else []
     names += ["reference_kl"] if loss.kl_coef > 0 else []
@@ -112,6 +118,15 @@ def batch_figures(updates: Sequence[tuple[StepStats, CriticStats | None]], loss:
             ):
                 found.setdefault(name, []).append(value)
     return {name: fmean(values) for name, values in found.items()}
+
+
+def batch_ratios(updates: Sequence[StepStats]) -> dict[str, dict[int, int]]:
+    """Histograms over the tokens of all updates of one batch: `testbed.metrics.summary.StepRecord.ratios`."""
+    found = {
+        "ratio": added(u.ratio_counts for u in updates),
+        "engine_ratio": added(u.engine_ratio_counts for u in updates),
+    }
+    return {name: counts for name, counts in found.items() if counts}
 
 
 @dataclass(frozen=True)

@@ -23,5 +23,8 @@ class RunMeta(Struct, frozen=True, kw_only=True):
     marks: dict[str, float] = field(default_factory=dict)
     learning: dict[int, dict[str, float]] = field(default_factory=dict)
     """By batch, as in `StepRecord`."""
+    ratios: dict[int, dict[str, dict[int, int]]] = field(default_factory=dict)
+    """By batch, as in `StepRecord`."""
+    clip: tuple[float, float] | None = None
     held_out: list[Score] = field(default_factory=list)
     engine_weight_bytes: float = 0.0

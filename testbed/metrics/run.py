@@ -239,7 +239,7 @@ class RunMetrics:
             trajectory=totals.mean_time(),
             overlap_s_per_step=_ratio(self._seconds["overlap"], steps),
             hidden_generation_share=_ratio(self._seconds["hidden_generation"], self._seconds["generation"]),
-            steps=self._step_records(waste.share, meta.learning),
+            steps=self._step_records(waste.share, meta),
             events=self.events,
             backend_events=meta.backend_events,
             finish_reason=meta.finish_reason,
@@ -250,6 +250,9 @@ class RunMetrics:
             programs=None if self._programs is None else mean_figures(self._program_sums, measured_s),
             rewarded="reward" in self._scenario.algorithm.signals,
             engine_weight_bytes=meta.engine_weight_bytes,
+            clip=meta.clip,
+            engine_precision=scenario.rollout.engine.weight_precision,
+            training_precision=scenario.training.precision,
         )
 
     def _pools(self, dropped_share: float) -> list[PoolTime]:
@@ -260,13 +263,14 @@ class RunMetrics:
             pools.append(PoolTime(lane.name, lane.kind, lane.gpus, moved))
         return pools
 
-    def _step_records(self, dropped_share: float, learning: Mapping[int, dict[str, float]]) -> list[StepRecord]:
+    def _step_records(self, dropped_share: float, meta: RunMeta) -> list[StepRecord]:
         """With the run's share of dropped tokens, not the step's: a drop ends generation of earlier steps."""
         records = []
         for step in self._steps:
             moved = dict(step.gpu_seconds)
             split_generate(moved, 0.0, dropped_share)
-            records.append(replace(step, gpu_seconds=moved, learning=dict(learning.get(step.batch, {}))))
+            learning, ratios = meta.learning.get(step.batch, {}), meta.ratios.get(step.batch, {})
+            records.append(replace(step, gpu_seconds=moved, learning=dict(learning), ratios=dict(ratios)))
         return records
 
     def _waste(self) -> Waste:

@@ -200,6 +200,9 @@ class StepRecord(Struct):
     learning: dict[str, float] = field(default_factory=dict)
     """Name -> mean over the batch's updates, of what has a meaning in this run (`real.trainer.stats.batch_figures`).
     Empty in a simulation, and in summaries from before it was kept."""
+    ratios: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Histograms over the batch's updates, bin (`testbed.metrics.ratios`) -> tokens: `ratio` is what the loss reads,
+    `engine_ratio` trainer to engine before the update. Empty where `learning` is."""
 
 
 class RunSummary(Struct):
@@ -271,3 +274,8 @@ class RunSummary(Struct):
     """Whether the algorithm asks for rewards: without, `StepRecord.reward_mean` says nothing."""
     engine_weight_bytes: float = 0.0
     """Of one engine's weights as the format that it serves stores them; 0: not said."""
+    clip: tuple[float, float] | None = None
+    """Ratios between which the loss does not clip; None where it clips nothing, and in a simulation."""
+    engine_precision: str = ""
+    """What engines serve, and what the trainer computes with; empty in summaries from before they were kept."""
+    training_precision: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from real.learning.ratios import (
     Choices,
     context_digests,
     probability_ratio,
+    ratio_counts,
     ratio_of_choices,
     sequence_mean,
     sequence_min,
     sequence_ratio,
     sequence_sum,
 )
+from testbed.metrics.ratios import BINS, FARTHEST, bin_of
 from tests.support.tito import next_prompt
 
 P, U, B, D = [7, 8], 1, 2, 3
@@ -91,3 +94,21 @@ def test_a_sequence_ratio_is_the_geometric_mean() -> None:
     ((again[:3] - old[:3]).mean().exp() + (again[3] - old[3]).exp()).backward()
     assert current.grad is not None and again.grad is not None
     assert current.grad.tolist() == pytest.approx(again.grad.tolist())
+
+
+def test_rp_11_a_histogram_of_known_ratios() -> None:
+    """The bins of `tests/metrics/test_ratios.py`, worked out by hand there."""
+    counts = ratio_counts(torch.tensor([1.0, 1.2, 0.5, 1.00005, 2.0, 0.5, 1e-9], dtype=torch.float64))
+    found = {i - FARTHEST: int(n) for i, n in enumerate(counts) if n}
+    assert found == {-FARTHEST: 1, -31: 2, 0: 2, 27: 1, 31: 1}
+    assert len(counts) == BINS and counts.sum() == 7
+    assert ratio_counts(torch.zeros(0)).sum() == 0
+
+
+def test_rp_11_counts_of_parts_are_the_counts_of_the_whole_and_bins_are_those_of_one_ratio() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ratios = torch.randn(4000, dtype=torch.float64, generator=generator).mul(0.3).exp()
+    whole = ratio_counts(ratios)
+    assert torch.equal(whole, ratio_counts(ratios[:1500]) + ratio_counts(ratios[1500:]))
+    by_hand = Counter(bin_of(r) for r in ratios.tolist())
+    assert {i - FARTHEST: int(n) for i, n in enumerate(whole) if n} == by_hand

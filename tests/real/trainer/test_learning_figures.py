@@ -12,8 +12,9 @@ import pytest
 from real.learning.options import LIMITS, LossOptions
 from real.records import Record
 from real.trainer.options import SignalOptions
+from real.trainer.rank import TrainerRank
 from real.trainer.signals import teacher_values, with_advantages
-from real.trainer.stats import CriticStats, StepStats, batch_figures
+from real.trainer.stats import CriticStats, StepStats, batch_figures, batch_ratios
 from tests.real.trainer.conftest import make_record, random_records
 from tests.real.trainer.test_roles import connected
 
@@ -115,3 +116,60 @@ def test_a_batch_has_the_critics_figures_and_the_share_of_positions_without_a_re
     found = batch_figures([(stats, critic), (stats, replace(critic, explained_variance=0.25))], LossOptions())
     assert (found["value_loss"], found["value_grad_norm"]) == (pytest.approx(0.2), 1.0)
     assert found["explained_variance"] == 0.5 and found["fallback_share"] == 0.25
+
+
+# --- histograms of ratios ---------------------------------------------------------------------------------------------
+
+
+def apart(rank: TrainerRank, factors: list[list[float]]) -> list[Record]:
+    """Records whose generation log-probs are those of this very actor, each token's divided by its factor."""
+    records = random_records(len(factors))
+    for record, now, row in zip(records, rank.log_probs(records), factors, strict=True):
+        record.generation_log_probs = now.copy()
+        of_actor = np.flatnonzero(record.loss_mask)
+        shift = np.resize(np.array(row, np.float32), len(of_actor))
+        record.generation_log_probs[of_actor] -= np.log(shift)
+    return records
+
+
+def test_rp_11_an_update_counts_its_tokens_by_ratio(dense_model: Path) -> None:
+    """ln 1.2 lies in bin 27, -ln 2 in bin -31 (`tests/metrics/test_ratios.py`)."""
+    rank = connected(dense_model)
+    records = apart(rank, [[1.2], [0.5]])
+    tokens = [int(r.loss_mask.sum()) for r in records]
+    stats = rank.train_update(with_advantages(records, "population"), 0, 0)
+    assert stats.ratio_counts == {-31: tokens[1], 27: tokens[0]}
+    assert sum(stats.ratio_counts.values()) == stats.tokens
+    assert stats.engine_ratio_counts == {}, "without recomputed log-probs the two differences are not known apart"
+
+
+def test_rp_11_with_old_log_probs_the_engine_has_a_histogram_of_its_own(dense_model: Path) -> None:
+    rank = connected(dense_model, loss=LossOptions(denominator="recomputed"), max_tokens_per_gpu=8)
+    records = apart(rank, [[1.2], [2.0]])
+    for record, old in zip(records, rank.log_probs(records), strict=True):
+        record.old_log_probs = old
+    tokens = [int(r.loss_mask.sum()) for r in records]
+    stats = rank.train_update(with_advantages(records, "population"), 0, 0)
+    assert stats.ratio_counts == {0: sum(tokens)}, "a batch's first update: the trainer is still what it was"
+    assert stats.engine_ratio_counts == {27: tokens[0], 31: tokens[1]}
+
+
+@pytest.mark.backend("CORE")
+def test_rp_11_a_batch_has_the_tokens_of_all_its_updates() -> None:
+    first = replace(STATS, ratio_counts={0: 8, 27: 2})
+    assert batch_ratios([first, replace(STATS, ratio_counts={-31: 1, 0: 9})]) == {"ratio": {-31: 1, 0: 17, 27: 2}}
+    known_apart = replace(first, engine_ratio_counts={0: 10})
+    assert batch_ratios([known_apart, known_apart])["engine_ratio"] == {0: 20}
+
+
+@pytest.mark.backend("CORE")
+@pytest.mark.parametrize(
+    ("loss", "clip"),
+    [
+        (LossOptions(), (0.8, 1.2)),
+        (LossOptions(loss_type="gspo", eps_clip=0.0003, eps_clip_high=0.0004), (0.9997, 1.0004)),
+        (LossOptions(loss_type="importance"), None),
+    ],
+)
+def test_where_a_loss_clips(loss: LossOptions, clip: tuple[float, float] | None) -> None:
+    assert loss.clip == (clip if clip is None else pytest.approx(clip))

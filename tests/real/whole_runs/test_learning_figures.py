@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_qm_03_a_folder_keeps_both_differences_and_what_actor_and_critic_did(rig: Any, tmp_path: Path) -> None:
+def test_qm_03_and_rp_11_a_folder_keeps_both_differences_and_what_actor_and_critic_did(
+    rig: Any, tmp_path: Path
+) -> None:
     config = configured(algorithm__advantage="critic", algorithm__recompute_old_log_probs=True)
     run_into(rig, config, tmp_path)
     updates = lines(tmp_path / "training.jsonl")
@@ -51,7 +54,16 @@ def test_qm_03_a_folder_keeps_both_differences_and_what_actor_and_critic_did(rig
             ("explained_variance", lambda u: u["critic"]["explained_variance"]),
         ):
             assert step.learning[name] == pytest.approx(sum(map(of, mine)) / 2), name
+        both = (("ratio", "ratio_counts"), ("engine_ratio", "engine_ratio_counts"))
+        for name, field in both:
+            total = Counter[int]()
+            for u in mine:
+                total.update({int(k): n for k, n in u["stats"][field].items()})
+            assert step.ratios[name] == total and sum(total.values()) == sum(u["stats"]["tokens"] for u in mine)
+        assert mine[0]["stats"]["ratio_counts"].keys() == {"0"}, "no update yet, one engine and trainer in FP32"
         assert not {"mismatch_kl", "reference_kl", "truncated_share"} & set(step.learning), "not asked for"
+    assert summary.clip == pytest.approx((0.8, 1.2))
+    assert (summary.engine_precision, summary.training_precision) == ("fp32", "fp32")
     assert summary.engine_weight_bytes == 4 * rig.deployment.model.parameters, "fp32"
 
 
