@@ -150,6 +150,9 @@ def test_gradients_and_statistics_agree(worlds: Worlds) -> None:
     assert (a.tokens, a.sequences, a.input_tokens) == (b.tokens, b.sequences, b.input_tokens)
     for name in ("loss", "grad_norm", "clip_share", "mean_ratio", "mismatch_kl"):
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-5, abs=1e-7), name
+    assert sum(a.ratio_counts.values()) == sum(b.ratio_counts.values()) == a.tokens
+    moved = sum(abs(a.ratio_counts.get(k, 0) - b.ratio_counts.get(k, 0)) for k in a.ratio_counts | b.ratio_counts)
+    assert moved <= 2, "rounding may carry one token over an edge, from one bin to the next"
     whole = wait(one.call(0, "last_gradients"))
     shared, same = wait(two.call_all("last_gradients"))
     largest = max(float(g.abs().max()) for g in whole.values())
