@@ -33,9 +33,11 @@ def ratios(view: View) -> Plot:
         for f, v in zip(view.figures, view.comparison.variants, strict=True)
         if (bins := counts(v, name))
     ]
+    several = len(view.figures) > 1
+    columns = min(len(view.figures) if several else len(panels), 3)  # a row for each ratio, as far as it fits
     words = "tokens by probability ratio"
     return Plot(
-        _ratios(panels, FULL, min(len(panels), 3)).svg(f"{words}, {numbers.counted(len(panels))} histograms", "w"),
+        _ratios(panels, FULL, columns).svg(f"{words}, {numbers.counted(len(panels))} histograms", "w"),
         _ratios(panels, NARROW, 1).svg(words, "nw"),
     )
 
