@@ -116,9 +116,10 @@ def facts(profile: Profile) -> dict[str, str]:
             f"a closed loop of short requests takes {numbers.grouped(profile.traffic, 3)} times what these steps sum "
             "to, and so does every step of a simulation"
         )
-    if profile.crowd > 1.0:
-        found["engines side by side"] = (
-            f"while all work steps take {numbers.percent(profile.crowd - 1)} longer than while one works alone"
+    if (c := profile.crowd) is not None:
+        found["other engines that work"] = (
+            f"add {ms(c.base_s)} and {ms(c.per_sequence_s)} a sequence to a decode step of an engine; its prefill "
+            f"batches take {numbers.percent(c.prefill - 1)} longer"
         )
     if profile.beside is not None:
         b = profile.beside

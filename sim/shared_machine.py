@@ -124,7 +124,7 @@ def shared_machine(
     if not isinstance(costs, CalibratedCostModel) or not costs.shared:
         return None
     if scenario.placement.mode == "colocated":
-        if costs.crowd == 1.0:
+        if not costs.crowded:
             return None
         return SharedMachine(clock, lambda trainer, others: costs.among(False, others), 1.0, engines, switch)
     return SharedMachine(clock, costs.among, costs.beside.train, engines, switch)

@@ -1,4 +1,5 @@
-"""Measures how much engines and trainer slow each other down: the same work alone, then while the other one works.
+"""Measures how much engines and trainer, and engines among themselves, slow each other down: the same work alone, then
+while the others work.
 
 Alone and beside are measured in turn, so that a drift of the machine is in both. It refuses to know what is made of it.
 """
@@ -14,7 +15,16 @@ from real.calibration.engine import GENERATING_S, generate, measured, prompts_of
 from real.calibration.updates import Updates
 from real.engines.client import EngineClient
 from real.trainer.trainer import Trainer
-from testbed.calibration.design import CONTROL_PROMPT, Beside, BesidePoint, Control, EnginePoint, Experiment, UpdateSize
+from testbed.calibration.design import (
+    CONTROL_PROMPT,
+    Beside,
+    BesidePoint,
+    Control,
+    CrowdPoint,
+    EnginePoint,
+    Experiment,
+    UpdateSize,
+)
 
 SIZE = UpdateSize(16, 32)
 """Of the updates."""
@@ -48,6 +58,25 @@ async def measure_beside(
             await asyncio.sleep(GENERATING_S)
             points.append(BesidePoint("train", alone_s, await work.make(IN_A_ROW)))
         done(f"side by side {repeat + 1}")
+    await asyncio.gather(*(c.flush() for c in clients))
+    return points
+
+
+async def measure_crowd(
+    clients: Sequence[EngineClient], experiments: Sequence[Experiment], vocab_size: int, done: Callable[[str], None]
+) -> list[CrowdPoint]:
+    """Every experiment on all engines at once, then on one after another; one point for each engine, in order. Raises
+    `EngineGone` and `EngineRefused`."""
+    draw, points = random.Random(5), []
+    for number, e in enumerate(experiments):
+        prompts = prompts_of(draw, e, vocab_size)
+        together = await asyncio.gather(*(measured(c, e, prompts, f"crowd-{number}-all") for c in clients))
+        for c, of_all in zip(clients, together, strict=True):
+            alone = await measured(c, e, prompts, f"crowd-{number}-alone")
+            if alone.decode_steps and of_all.decode_steps:
+                steps = alone.decode_s / alone.decode_steps, of_all.decode_s / of_all.decode_steps
+                points.append(CrowdPoint(e.requests, *steps, alone.prefill_s, of_all.prefill_s))
+        done(f"{e.requests} x {e.prompt} tokens, all and alone")
     await asyncio.gather(*(c.flush() for c in clients))
     return points
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from real.calibration.beside import measure_beside
+from real.calibration.beside import measure_beside, measure_crowd
 from real.calibration.engine import measure, measure_controls, measure_traffic, server_facts, warm_up
 from real.calibration.updates import measure_updates
 from real.deployment import Deployment, deployed
 from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
-from testbed.calibration.design import BesidePoint, ControlPoint, EnginePoint, Plan, TrafficPoint
+from testbed.calibration.design import BesidePoint, ControlPoint, CrowdPoint, EnginePoint, Plan, TrafficPoint
 from testbed.calibration.phases import TrainPoint
 from testbed.calibration.speed import Loops
 from testbed.run_files import JOURNAL
@@ -37,6 +37,7 @@ class Calibrated(Struct):
     """What was measured on one deployment."""
 
     engine: list[EnginePoint]
+    crowd: list[CrowdPoint]
     controls: list[ControlPoint]
     loops: Loops
     updates: list[TrainPoint]
@@ -101,13 +102,8 @@ async def calibrate_on(
     points = await measure(clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
     paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
     between = await loop() if plan.experiments else before
-    together, alone = [*between], list[TrafficPoint]()
-    if plan.experiments and len(clients) > 1:
-        for client in clients:
-            alone += await measure_traffic([client], plan.traffic, vocab_size)
-        together += (again := await loop())
-    else:
-        again = between
+    crowd = await measure_crowd(clients, plan.crowd, vocab_size, done)
+    again = await loop() if crowd else between
     trainer, training = deployment.trainer, scenario.training
     if plan.updates:
         stage("measuring the trainer")
@@ -125,10 +121,10 @@ async def calibrate_on(
     measured = await run_on(deployment, config, folder / name, name=name)
     if measured.problem:
         raise RealError(f"short run {name}: {measured.problem}")
-    loops = Loops([*before, *between], [*again, *trained], [*trained, *await loop()], together, alone)
+    loops = Loops([*before, *between], [*again, *trained], [*trained, *await loop()])
     done(name)
     return Calibrated(
-        points, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)
+        points, crowd, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)
     )
 
 

@@ -49,6 +49,17 @@ def slowed(profile: Profile, decode: float, prefill: float) -> Profile:
     )
 
 
+def without(profile: Profile, part: float) -> Profile:
+    """Steps while that part of the other engines has nothing to do."""
+    c, d = profile.crowd, profile.decode
+    if c is None:
+        return profile
+    base, each = max(d.base_s - part * c.base_s, 0.0), max(d.per_sequence_s - part * c.per_sequence_s, 0.0)
+    quicker = 1.0 - part * (1.0 - 1.0 / c.prefill)
+    decode = structs.replace(d, base_s=base, per_sequence_s=each)
+    return structs.replace(profile, decode=decode, prefill=times(profile.prefill, quicker))
+
+
 UNMEASURED = BesideFit(1.0, 1.0, 1.0)
 
 
@@ -60,9 +71,10 @@ class CalibratedCostModel(SegmentCosts):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
-        profile = slowed(profile, profile.traffic, profile.traffic)
+        traffic = profile.traffic
+        crowd = None if profile.crowd is None else times(profile.crowd, traffic)
+        profile = structs.replace(slowed(profile, traffic, traffic), crowd=crowd)
         self.beside = profile.beside or UNMEASURED
-        self.crowd = profile.crowd
         self._among: dict[tuple[bool, float], CalibratedCostModel] = {}
         d, p = profile.decode, profile.prefill
         fitted = (*msgspec.structs.astuple(d), *msgspec.structs.astuple(p))
@@ -78,19 +90,24 @@ class CalibratedCostModel(SegmentCosts):
     @property
     def shared(self) -> bool:
         """Whether step times depend on what else the machine does."""
-        return self.beside != UNMEASURED or self.crowd != 1.0
+        return self.beside != UNMEASURED or self.crowded
+
+    @property
+    def crowded(self) -> bool:
+        """Whether they depend on what other engines do."""
+        return self._profile.crowd is not None
 
     def among(self, trainer: bool, others: float) -> CalibratedCostModel:
-        """Step times while that part of the other engines works, and the trainer does or does not. One alone takes
-        1 / `crowd` of the time that it takes among all; in between linear."""
+        """Step times while that part of the other engines works, and the trainer does or does not: in between one alone
+        and all, linear."""
         if not trainer and others == 1.0:
             return self
         state = (trainer, others)
         if state not in self._among:
-            less = 1.0 - (1.0 - 1.0 / self.crowd) * (1.0 - others)
             by = self.beside if trainer else UNMEASURED
-            profile = structs.replace(self._profile, beside=None, crowd=1.0)
-            self._among[state] = CalibratedCostModel(slowed(profile, less * by.decode, less * by.prefill))
+            profile = without(self._profile, 1.0 - others)
+            profile = structs.replace(slowed(profile, by.decode, by.prefill), beside=None, crowd=None)
+            self._among[state] = CalibratedCostModel(profile)
         return self._among[state]
 
     @property

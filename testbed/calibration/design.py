@@ -122,6 +122,16 @@ class BesidePoint(Struct, frozen=True):
     beside_s: float
 
 
+class CrowdPoint(Struct, frozen=True):
+    """One experiment on all engines at once, and on one engine alone: seconds of a decode step, and of the prefill."""
+
+    requests: int
+    decode_alone_s: float
+    decode_together_s: float
+    prefill_alone_s: float
+    prefill_together_s: float
+
+
 class Beside(Struct, frozen=True):
     """One round: experiments to repeat beside a working trainer, and what an engine generates beside one."""
 
@@ -131,11 +141,21 @@ class Beside(Struct, frozen=True):
 
 def beside(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> list[Beside]:
     """Few and many requests, short and long."""
-    cold = [e for e in design(max_requests, max_tokens, max_context, 1) if e.held and not e.cached]
-    most = max(e.requests for e in cold)
-    chosen = tuple(e for e in cold if e.requests in (max(most // 4, 1), most) and e.prompt in (8, 128))
+    chosen = tuple(_some(max_requests, max_tokens, max_context, 4))
     generating = next(c for c in controls(max_requests, max_tokens, max_context, 1) if c.running)
     return [Beside(chosen, generating)] * repeats
+
+
+def crowd(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> list[Experiment]:
+    """One request, and as many as fit."""
+    return _some(max_requests, max_tokens, max_context, max_requests) * repeats
+
+
+def _some(max_requests: int, max_tokens: int, max_context: int, part: int) -> list[Experiment]:
+    """Short and long, cold, of the most requests and of a part of them."""
+    cold = [e for e in design(max_requests, max_tokens, max_context, 1) if e.held and not e.cached]
+    most = max(e.requests for e in cold)
+    return [e for e in cold if e.requests in (max(most // part, 1), most) and e.prompt in (8, 128)]
 
 
 def controls(max_requests: int, max_tokens: int, max_context: int, repeats: int) -> Iterator[Control]:
@@ -175,7 +195,7 @@ def traffic(max_requests: int, max_tokens: int, max_context: int) -> Traffic:
     return Traffic(clients, tuple(each))
 
 
-TRAFFIC_ROUNDS = 5
+TRAFFIC_ROUNDS = 4
 """Requests of each client."""
 
 
@@ -224,6 +244,8 @@ class Plan(Struct, frozen=True):
     """What is measured on one deployment. `updates` and `beside` are empty where engines and trainer take turns."""
 
     experiments: list[Experiment]
+    crowd: list[Experiment]
+    """Of several engines: made on all at once and on each alone."""
     controls: list[Control]
     traffic: Traffic
     """Before and after each of the others: how fast the machine was meanwhile."""
@@ -234,5 +256,5 @@ class Plan(Struct, frozen=True):
     @property
     def parts(self) -> int:
         """Of which progress is said."""
-        lists = (self.experiments, self.controls, self.updates, self.beside)
+        lists = (self.experiments, self.crowd, self.controls, self.updates, self.beside)
         return sum(len(each) for each in lists) + 1

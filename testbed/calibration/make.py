@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from testbed.calibration.design import OUTPUTS, BesidePoint, ControlPoint, EnginePoint
+from testbed.calibration.design import OUTPUTS, BesidePoint, ControlPoint, CrowdPoint, EnginePoint
 from testbed.calibration.fit import Points, fit, fitted, medians, value
 from testbed.calibration.phases import Phases, TrainPoint
 from testbed.calibration.profile import (
@@ -19,6 +19,7 @@ from testbed.calibration.profile import (
     ArrivalFit,
     BesideFit,
     ControlTimes,
+    CrowdFit,
     DecodeFit,
     FitRanges,
     PrefillFit,
@@ -109,6 +110,7 @@ def make_profile(
     phases: Sequence[Phases],
     controls: Sequence[ControlPoint] = (),
     beside: Sequence[BesidePoint] = (),
+    crowd: Sequence[CrowdPoint] = (),
     padded: bool = False,
     **facts: Any,
 ) -> Profile:
@@ -136,6 +138,7 @@ def make_profile(
         updates=_updates(phases),
         switch=_switch(phases),
         beside=_beside(beside),
+        crowd=_crowd(crowd),
         controls=_controls(controls),
         quality=quality,
         **facts,
@@ -228,6 +231,27 @@ def _beside(points: Sequence[BesidePoint]) -> BesideFit | None:
     if len(ratios["prefill"]) < FEWEST_PREFILLS:
         ratios["prefill"] = ratios["decode"]
     return BesideFit(**{what: max(median(found), 1.0) for what, found in ratios.items()})
+
+
+def _crowd(points: Sequence[CrowdPoint]) -> CrowdFit | None:
+    """The difference of two fits to the same experiments: seconds of a decode step = base + per sequence. Nothing is
+    faster in company."""
+    if len({p.requests for p in points}) < 2:
+        return None
+    alone, together = (
+        _fit("crowd", Series(("base_s", "per_sequence_s"), [((1.0, float(p.requests)), seconds(p)) for p in points]))
+        for seconds in (_decode_alone, _decode_together)
+    )
+    base, each = (max(value(together, n) - value(alone, n), 0.0) for n in ("base_s", "per_sequence_s"))
+    return CrowdFit(base, each, max(median(p.prefill_together_s / p.prefill_alone_s for p in points), 1.0))
+
+
+def _decode_alone(p: CrowdPoint) -> float:
+    return p.decode_alone_s
+
+
+def _decode_together(p: CrowdPoint) -> float:
+    return p.decode_together_s
 
 
 def _switch(phases: Sequence[Phases]) -> SwitchTimes | None:

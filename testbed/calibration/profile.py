@@ -112,6 +112,15 @@ class BesideFit(Struct, frozen=True, forbid_unknown_fields=True):
     """An optimizer update while all engines generate."""
 
 
+class CrowdFit(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the other engines' work adds to an engine's steps on a machine that they share: seconds of a decode step,
+    and how many times as long a prefill batch takes."""
+
+    base_s: float
+    per_sequence_s: float
+    prefill: float
+
+
 class FitRanges(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the measurements covered; answers outside are given and counted."""
 
@@ -163,9 +172,8 @@ class Profile(Struct, frozen=True):
     traffic: float = 1.0
     """How much longer a closed loop of short requests takes than its simulation with these steps: what servers, driver
     and engines take from each other on the machine's cores while messages come and go. Of every step."""
-    crowd: float = 1.0
-    """How many times as long an engine's steps take while all engines work, as while it works alone. What is fitted
-    above was measured on all."""
+    crowd: CrowdFit | None = None
+    """Of several engines, all of which worked when the steps above were measured."""
     controls: dict[str, ControlTimes] = {}
     """By mode of pausing."""
     engines: int = 1

@@ -20,7 +20,7 @@ from testbed.calibration.profile import Profile
 from testbed.run_files import SPEED
 
 T = TypeVar("T", bound=Struct)
-PARTS = ("decode", "prefill", "arrival", "trainer", "switch")
+PARTS = ("decode", "prefill", "arrival", "trainer", "switch", "crowd")
 BY_NAME = ("updates", "controls")
 
 
@@ -46,10 +46,6 @@ class Loops(Struct):
     engine: list[TrafficPoint]
     trainer: list[TrafficPoint]
     short_run: list[TrafficPoint]
-    together: list[TrafficPoint]
-    """Of all engines, right before and after `alone`."""
-    alone: list[TrafficPoint]
-    """One engine after another, while the others have nothing to do; empty for a single one."""
 
 
 def write_speed(folder: Path, speed: MachineSpeed) -> None:

@@ -134,8 +134,9 @@ def _show(profile: Any) -> None:
         more = f"; copy {1e9 * u.copy_per_byte_s:.2f} ms each further MB" if u.copy_per_byte_s else ""
         say(f"weight update by {path}, {u.engines} engine{'s' * (u.engines > 1)}, {u.bytes / 1e6:.1f} MB: {said}{more}")
     say(f"traffic  a closed loop of short requests takes {profile.traffic:.3f} times what these steps add up to")
-    if profile.crowd > 1.0:
-        say(f"engines side by side: steps take {100 * (profile.crowd - 1):.1f} % longer than of one alone")
+    if (c := profile.crowd) is not None:
+        more = f"{1000 * c.base_s:.1f} ms + {1000 * c.per_sequence_s:.2f} ms a sequence"
+        say(f"other engines that work: decode steps + {more}, prefill batches {100 * (c.prefill - 1):.1f} % longer")
     if profile.beside is not None:
         b = profile.beside
         engine = f"decode steps {100 * (b.decode - 1):.1f} % longer, prefill {100 * (b.prefill - 1):.1f} %"

@@ -28,14 +28,26 @@ class Fitted:
 def whole(scenario: Any, base_dir: Path, repeats: int, trainer: bool) -> Any:
     """The plan for a deployment's engines, its trainer if wanted, weight updates and phase switches. Engines side by
     side measure every experiment as many times as there are engines: `repeats` measurements of each, and more."""
-    from testbed.calibration.design import Plan, beside, controls, design, engine_size, short_run, traffic, update_sizes
+    from testbed.calibration.design import (
+        Plan,
+        beside,
+        controls,
+        crowd,
+        design,
+        engine_size,
+        short_run,
+        traffic,
+        update_sizes,
+    )
     from testbed.scenario.layout import layout_of
 
     size = engine_size(scenario, base_dir)
-    times = -(-repeats // max(len(layout_of(scenario).engines), 1))
+    engines = len(layout_of(scenario).engines)
+    times = -(-repeats // max(engines, 1))
     apart = scenario.placement.mode == "disaggregated"
     return Plan(
         list(design(*size, times)),
+        crowd(*size, repeats) if engines > 1 else [],
         list(controls(*size, times)),
         traffic(*size),
         update_sizes(size[2], times) if trainer else [],
@@ -48,7 +60,7 @@ def updates_only(scenario: Any, base_dir: Path) -> Any:
     """The plan for a deployment whose engines and trainer are known: weight updates and phase switches."""
     from testbed.calibration.design import Plan, engine_size, short_run, traffic
 
-    return Plan([], [], traffic(*engine_size(scenario, base_dir)), [], [], short_run(scenario))
+    return Plan([], [], [], traffic(*engine_size(scenario, base_dir)), [], [], short_run(scenario))
 
 
 def on_the_way(scenarios: Sequence[tuple[Any, Path, Any]], repeats: int) -> dict[int, Any]:
@@ -100,6 +112,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         phases,
         first.controls,
         first.beside,
+        first.crowd,
         first.padded,
         machine=machine(),
         model=getattr(scenario.model, "name", "") or getattr(scenario.model, "path", ""),
@@ -110,8 +123,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         start_s=first.start_s,
     )
     ratio = in_traffic(profile, scenario, base_dir, here.engine)
-    crowd = max(longer(here.together, here.alone), 1.0)  # nothing is faster in company
-    return Fitted(structs.replace(profile, traffic=ratio, crowd=crowd), series)
+    return Fitted(structs.replace(profile, traffic=ratio), series)
 
 
 def store(fitted: Fitted, measured: Any, folder: Path) -> Path:
@@ -122,7 +134,7 @@ def store(fitted: Fitted, measured: Any, folder: Path) -> Path:
     from testbed.commands import folders
 
     write_profile(folder / PROFILE, fitted.profile)
-    parts = {name: getattr(measured, name) for name in ("engine", "controls", "loops", "beside")}
+    parts = {name: getattr(measured, name) for name in ("engine", "crowd", "controls", "loops", "beside")}
     parts["series"] = fitted.series
     folders.write_json(folder / POINTS, {name: to_builtins(part) for name, part in parts.items()})
     return folder / PROFILE

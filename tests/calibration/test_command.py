@@ -13,7 +13,7 @@ import pytest
 
 import testbed.cli.calibrate as command
 from sim.run import simulate
-from testbed.calibration.design import Traffic, TrafficPoint, short_run
+from testbed.calibration.design import CrowdPoint, Traffic, TrafficPoint, short_run
 from testbed.calibration.phases import TrainPoint
 from testbed.calibration.profile import (
     ArrivalFit,
@@ -62,13 +62,14 @@ def measured(tmp_path: Path) -> SimpleNamespace:
     rows = [(16,) * n for n in (1, 2, 5)] + [(128,), (512, 256), (1000,), (1000, 900)]
     return SimpleNamespace(
         engine=engine_points(),
+        crowd=[
+            CrowdPoint(n, 0.01 + 0.001 * n, 0.013 + 0.0012 * n, 0.1, p) for n, p in ((1, 0.12), (8, 0.14), (8, 0.11))
+        ],
         controls=[],
         loops=Loops(
             engine=[TrafficPoint(loop, s) for s in (0.08, 0.08)],
             trainer=[TrafficPoint(loop, s) for s in (0.08, 0.12)],
             short_run=[TrafficPoint(loop, s) for s in (0.12, 0.08)],
-            together=[TrafficPoint(loop, s) for s in (0.13, 0.11, 0.12, 0.12)],
-            alone=[TrafficPoint(loop, s) for s in (0.09, 0.11)],
         ),
         updates=[TrainPoint(r, SLOWER * TRAINER.seconds(r)) for r in rows],
         beside=[],
@@ -96,7 +97,7 @@ def test_a_calibration_is_brought_to_one_speed_and_written(
     assert found["trainer"]["per_row_s"] == pytest.approx(TRAINER.per_row_s, rel=1e-3)
     parts = ("prepare_s", "pause_s", "copy_s", "resume_s")
     assert [found["updates"]["broadcast"][p] for p in parts] == pytest.approx([getattr(UPDATE, p) for p in parts])
-    assert found["crowd"] == pytest.approx(1.2)
+    assert found["crowd"] == pytest.approx({"base_s": 0.003, "per_sequence_s": 0.0002, "prefill": 1.2})
     assert found["start_s"] == 12.0 and found["engines"] == 1
     assert read_json(tmp_path / "f.json")["folder"] == "c"
     points = read_json(tmp_path / "c/points.json")

@@ -43,5 +43,6 @@ def test_engines_side_by_side_measure_each_experiment_at_once() -> None:
     """Two measurements of each: one engine makes it twice, two once each, of three one more than needed."""
     one, two, three = (whole(engines(n), Path(), 2, True) for n in (1, 2, 3))
     assert len(one.experiments) == 2 * len(two.experiments) == 2 * len(three.experiments)
+    assert not one.crowd and two.crowd and {e.requests for e in two.crowd} == {1, 8}
     assert len(one.updates) == 2 * len(two.updates)
     assert not whole(engines(1), Path(), 2, trainer=False).updates

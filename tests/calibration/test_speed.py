@@ -13,6 +13,7 @@ from testbed.calibration.profile import (
     ArrivalFit,
     BesideFit,
     ControlTimes,
+    CrowdFit,
     DecodeFit,
     FitRanges,
     PrefillFit,
@@ -37,6 +38,7 @@ PROFILE = Profile(
     switch=SwitchTimes(0.4, 0.5),
     beside=BesideFit(1.1, 1.2, 1.3),
     traffic=1.05,
+    crowd=CrowdFit(0.002, 0.0001, 1.15),
     controls={"abort": ControlTimes(0.001, 0.002, 16, 0.003, 0.004)},
     start_s=30.0,
 )
@@ -62,6 +64,7 @@ def test_a_slower_machine_takes_longer_for_everything_that_takes_time_and_for_no
     assert structs.astuple(u) == pytest.approx((0.15, 0.015, 0.3, 0.045, 0.006, 2, 1000, 1.5e-6, 3e-6, 4.5e-6))
     assert structs.astuple(slow.switch) == pytest.approx((0.6, 0.75))
     assert structs.astuple(slow.controls["abort"]) == pytest.approx((0.0015, 0.003, 16, 0.0045, 0.006))
+    assert slow.crowd is not None and structs.astuple(slow.crowd) == pytest.approx((0.003, 0.00015, 1.15))
     for same in ("ranges", "beside", "traffic", "max_total_num_tokens", "start_s"):
         assert getattr(slow, same) == getattr(PROFILE, same)
     assert slow.trainer is not None and slow.trainer.tokens == (64, 2048)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from real.calibration.beside import IN_A_ROW, measure_beside
+from real.calibration.beside import IN_A_ROW, measure_beside, measure_crowd
 from real.calibration.engine import _batches, measure, measure_controls, measure_traffic
 from real.calibration.updates import measure_updates
 from real.engines.answers import Generated
@@ -111,6 +111,36 @@ def test_controls_pause_in_every_mode_and_flush_an_idle_engine() -> None:
     assert engine.calls[:4] == ["pause abort", "flush", "resume", "abort_all"]
     assert engine.calls[4:9] == ["generate 8 32", "generate 8 32", "pause abort", "resume", "abort_all"]
     assert all((p.flush_s == 0.0) is (p.running > 0) for p in points)
+
+
+def test_a_crowd_is_measured_on_all_engines_at_once_and_on_each_alone() -> None:
+    """An engine's step takes half as long again while another one is at it too."""
+    at_once = 0
+
+    class Crowded(Engine):
+        async def resume(self) -> None:
+            nonlocal at_once
+            at_once += 1
+            await asyncio.sleep(0.01)
+            share = 1.5 if at_once > 1 else 1.0
+            await asyncio.sleep(0.01)
+            at_once -= 1
+            before = self.moments[2], self.prefill_us
+            await super().resume()
+            self.moments[2] = before[0] + share * (self.moments[2] - before[0])
+            self.prefill_us = before[1] + int(share * (self.prefill_us - before[1]))
+
+    async def go() -> Any:
+        engines, done = [Crowded(), Crowded()], []
+        points = await measure_crowd(engines, [Experiment(1, 8), Experiment(2, 16)], 100, done.append)  # type: ignore
+        assert len(done) == 2 and [e.calls[-1] for e in engines] == ["flush", "flush"]
+        return points
+
+    points = asyncio.run(go())
+    assert [p.requests for p in points] == [1, 1, 2, 2]  # a point for each engine
+    for p in points:
+        assert (p.decode_alone_s, p.decode_together_s) == pytest.approx((STEP_S, 1.5 * STEP_S))
+        assert (p.prefill_alone_s, p.prefill_together_s) == pytest.approx((PREFILL_S, 1.5 * PREFILL_S), rel=1e-3)
 
 
 def test_a_closed_loop_sends_the_next_request_when_one_has_ended() -> None:

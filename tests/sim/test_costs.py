@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sim.costs import CostModel, CostModelError, cost_model
 from sim.costs.analytic import AnalyticCostModel
@@ -16,6 +17,7 @@ from sim.costs.linear import LinearCostModel
 from sim.costs.measured import MeasuredCostModel
 from sim.costs.speculation import SpeculativeCosts
 from sim.costs.tables import step_tables
+from testbed.calibration.profile import BesideFit, CrowdFit, DecodeFit, PrefillFit, Profile
 from testbed.scenario.catalogue import gpu_spec, model_preset
 from testbed.scenario.rollout import Speculative
 from testbed.scenario.run import AnalyticCosts, LinearCosts
@@ -318,3 +320,30 @@ def test_a_decode_step_needs_a_sequence() -> None:
     for m in MODELS:
         with pytest.raises(ValueError, match="at least one sequence"):
             m.decode_time(0, 0)
+
+
+def test_an_engine_among_others_that_work_and_beside_a_trainer() -> None:
+    """Fitted while all worked: 20 ms + 2 ms a sequence, 6 and 0.5 of which are the others' doing; in traffic 1.1 times.
+    Prefill 0.1 s, 1.25 times what it takes alone. Beside a trainer decode takes 1.5 and prefill 2 times as long."""
+    profile = Profile(
+        format=1,
+        decode=DecodeFit(0.02, 0.002),
+        prefill=PrefillFit(0.1, 0.0),
+        crowd=CrowdFit(0.006, 0.0005, 1.25),
+        beside=BesideFit(1.5, 2.0, 1.0),
+        traffic=1.1,
+    )
+    all_work = CalibratedCostModel(profile)
+    assert all_work.shared and all_work.among(False, 1.0) is all_work
+    assert all_work.among(False, 0.5) is all_work.among(False, 0.5)
+    for trainer, others, step, prefill in (
+        (False, 1.0, 0.02 + 4 * 0.002, 0.1),
+        (False, 0.5, 0.017 + 4 * 0.00175, 0.09),
+        (False, 0.0, 0.014 + 4 * 0.0015, 0.08),
+        (True, 0.0, 1.5 * (0.014 + 4 * 0.0015), 2 * 0.08),
+        (True, 1.0, 1.5 * (0.02 + 4 * 0.002), 2 * 0.1),
+    ):
+        m = all_work.among(trainer, others)
+        assert m.decode_time(4, 100) == pytest.approx(1.1 * step)
+        assert m.prefill_time(10, 50.0, 1) == pytest.approx(1.1 * prefill)
+    assert not CalibratedCostModel(structs.replace(profile, crowd=None, beside=None)).shared

@@ -18,6 +18,7 @@ from sim.shared_machine import SharedMachine
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
     BesideFit,
+    CrowdFit,
     DecodeFit,
     PrefillFit,
     Profile,
@@ -219,13 +220,13 @@ def test_an_engine_is_quicker_while_the_others_have_nothing_to_do(tmp_path: Path
         "run__num_rollout": 1,
         "run__warmup_steps": 0,
     }
-    for crowd in (1.0, 1.2):
+    for crowd, step_alone in ((None, 0.012), (CrowdFit(0.002, 0.0, 1.0), 0.01)):
         records = run(tmp_path, None, profile=msgspec.structs.replace(profile, crowd=crowd), **two)
         first, last = sorted((e for e, _ in records if isinstance(e, said.TurnFinished)), key=lambda e: e.t)
         assert {first.engine, last.engine} == {0, 1} and first.started_t == last.started_t
         both, alone = first.output_tokens - 1, last.output_tokens - first.output_tokens
         assert first.t - first.started_t == pytest.approx(0.12 + 0.012 * both)
-        assert last.t - first.t == pytest.approx(0.012 / crowd * alone, abs=0.0021)  # a step under way keeps its pace
+        assert last.t - first.t == pytest.approx(step_alone * alone, abs=0.0021)  # a step under way keeps its pace
 
 
 def test_where_engines_and_trainer_take_turns_nothing_changes(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_whole_runs_are_the_same_in_both_modes(tmp_path: Path) -> None:
     """Steps depend on batch and context, so that engines do not run in lock step."""
     beside = BesideFit(1.07, 1.11, 1.09)
     varied = msgspec.structs.replace(
-        PROFILE, decode=DecodeFit(0.01, 3e-4, 1e-6), prefill=PrefillFit(0.02, 1e-4), crowd=1.13
+        PROFILE, decode=DecodeFit(0.01, 3e-4, 1e-6), prefill=PrefillFit(0.02, 1e-4), crowd=CrowdFit(1e-3, 5e-5, 1.1)
     )
     plain = []
     for mode in ("skip", "iterate"):
