@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from real.driver import RealBackend
-from testbed.core import actions as do
-from testbed.core import events as said
 from testbed.scenario import Scenario
 from tests.support.cached_tokens import Turn, predicted, right, version_of
-from tests.support.invariants import Record, replayed, watched
+from tests.support.real_runs import carried_out
 from tests.support.scenarios import scenario
 
 RATE = {"prefill_tokens_per_s": 2e4}
@@ -61,28 +58,6 @@ def several_turns(routing: str, tasks: int = TASKS, **changes: Any) -> Scenario:
     return Scenario.model_validate(tree)
 
 
-def turns_of(rig: Any, config: Scenario) -> list[Turn]:
-    """The turns of a real run, with the ids that went in and came out."""
-    records: list[Record] = []
-    turns: list[Turn] = []
-
-    async def go() -> None:
-        await rig.deployment.reset(config)
-
-        def observe(event: said.Event, actions: list[do.Action]) -> None:
-            records.append((event, list(actions)))
-            if isinstance(event, said.TurnFinished):
-                turns.append((event, tuple(backend.store.find(event.trajectory).ids)))
-
-        backend = RealBackend(config, rig.deployment, [observe])
-        await backend.run()
-
-    rig.wait(go())
-    watched(config, records)
-    replayed(config, records)
-    return turns
-
-
 def found(turns: list[Turn], from_turn: int = 0) -> float:
     """Share of the prompts' tokens that came from a cache."""
     later = [e for e, _ in turns if e.turn >= from_turn]
@@ -91,7 +66,7 @@ def found(turns: list[Turn], from_turn: int = 0) -> float:
 
 @pytest.fixture(scope="module")
 def runs(rig: Any) -> dict[str, list[Turn]]:
-    return {name: turns_of(rig, several_turns(name)) for name in ROUTING}
+    return {name: carried_out(rig, several_turns(name), trains=False).turns for name in ROUTING}
 
 
 @pytest.mark.parametrize("routing", ROUTING)
@@ -136,7 +111,7 @@ def test_rk_08_kv_of_former_weights_is_found_where_the_rule_keeps_it_and_nowhere
 ) -> None:
     """Two batches with an update in between: the system prompt is what the second could find of the first."""
     config = several_turns("session_affinity", 4, run__num_rollout=2, weights__transition=transition)
-    turns = turns_of(rig, config)
+    turns = carried_out(rig, config).turns
     assert {version_of(e) for e, _ in turns} == {0, 1}
     assert right(turns, predicted(turns, namespace=namespace)) >= 0.99
     old = [e.kv_version == 0 for e, _ in turns if version_of(e) == 1 and e.cached_tokens]

@@ -6,22 +6,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from real.driver import RealBackend
 from testbed.commands.ablation import saved, switches
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.metrics.run import RunMetrics
-from testbed.metrics.summary import RunSummary
 from testbed.scenario import Scenario
-from testbed.scenario.layout import layout_of
 from tests.contract.test_contract import every
-from tests.support.invariants import Record, replayed, watched
+from tests.support.real_runs import RealRun, carried_out
 from tests.support.scenarios import scenario
 
 ENGINES = (0, 1)
@@ -39,51 +35,6 @@ def real(workload: dict[str, Any], **changes: Any) -> Scenario:
     tree = for_real(scenario(**changes)).model_dump(mode="json")
     tree["workload"] = workload if "path" in workload else tree["workload"] | workload
     return Scenario.model_validate(tree)
-
-
-@dataclass
-class RealRun:
-    scenario: Scenario
-    records: list[Record] = field(default_factory=list)
-    ids: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    """(trajectory, turn) -> token ids of its prompt and output."""
-    conversations: dict[int, Any] = field(default_factory=dict)
-    """Trajectory -> what the trainer was given of it."""
-
-    @property
-    def turns(self) -> list[said.TurnFinished]:
-        return [e for _, e in every(self.records, said.TurnFinished)]
-
-    @property
-    def summary(self) -> RunSummary:
-        metrics = RunMetrics(self.scenario, layout_of(self.scenario))
-        for event, actions in self.records:
-            metrics.observe(event, actions)
-        return metrics.summary()
-
-
-def carried_out(rig: Any, config: Scenario) -> RealRun:
-    """A real run that keeps the contract and that a fresh core decides in the same way."""
-    run = RealRun(config)
-
-    async def go() -> None:
-        await rig.deployment.reset(config)
-
-        def observe(event: said.Event, actions: list[do.Action]) -> None:
-            run.records.append((event, list(actions)))
-            if isinstance(event, said.TurnFinished):
-                run.ids[event.trajectory, event.turn] = tuple(backend.store.find(event.trajectory).ids)
-            for a in actions:
-                if isinstance(a, do.Train):
-                    run.conversations |= {x.trajectory: backend.store.find(x.trajectory) for x in a.experiences}
-
-        backend = RealBackend(config, rig.deployment, [observe])
-        await backend.run()
-
-    rig.wait(go())
-    watched(config, run.records)
-    replayed(config, run.records)
-    return run
 
 
 def in_common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -137,7 +88,7 @@ def test_rk_02_wait_at_the_cache_or_compute_it_again(
         rollout__routing={"type": "cost", "prefill_tokens_per_s": RATE, "decode_seconds_per_turn": seconds_per_turn},
         **ONE_BATCH,
     )
-    run = carried_out(rig, config)
+    run = carried_out(rig, config, trains=False)
     inside: dict[int, dict[int, int]] = {e: {} for e in ENGINES}
     """Engine -> trajectory -> tokens of its turn that are to be computed, as the router counts them."""
     prompts: dict[int, int] = {}
@@ -157,14 +108,15 @@ def test_rk_02_wait_at_the_cache_or_compute_it_again(
                 assert (a.engine, a.why) == (best, "cost"), f"{a}: {wait}, {new}"
                 inside[best][a.trajectory] = new[best]
                 sent[best, a.trajectory] = prompt
-    by_prompt = {e.prompt_tokens: e for e in run.turns}
+    by_prompt = {e.prompt_tokens: e for e in run.ends}
     first, other, long = by_prompt[PREFIX], by_prompt[OTHERS], by_prompt[QUEUED]
     back = by_prompt[PREFIX + REPLY + MORE]
     assert [e.engine for e in (first, other, long)] == [0, 1, 0]
     back_t = next(t for t, a in every(run.records, do.StartTurn) if a.turn == 1)
     assert other.t < back_t < long.t, "A was busy when the session came back, and B was not"
     assert back.engine == engine
-    elsewhere = in_common(run.ids[back.trajectory, 1], run.ids[other.trajectory, 0])
+    ids = {(e.trajectory, e.turn): ids for e, ids in run.turns}
+    elsewhere = in_common(ids[back.trajectory, 1], ids[other.trajectory, 0])
     assert back.cached_tokens == (PREFIX + REPLY - 1 if engine == 0 else elsewhere)
 
 
@@ -192,8 +144,8 @@ def waited_for(run: RealRun) -> list[int]:
     """Of each turn: how many of its engine ended between its dispatch and the engine's beginning with it."""
     sent = {(a.trajectory, a.turn): t for t, a in every(run.records, do.StartTurn)}
     return [
-        sum(other.engine == e.engine and sent[e.trajectory, e.turn] < other.t <= e.started_t for other in run.turns)
-        for e in run.turns
+        sum(other.engine == e.engine and sent[e.trajectory, e.turn] < other.t <= e.started_t for other in run.ends)
+        for e in run.ends
     ]
 
 
@@ -202,15 +154,15 @@ def test_rk_09_affinity_without_the_queue_loses_on_a_hot_prefix(rig: Any) -> Non
     both engines. Either way, who begins after another one has ended there finds the prefix."""
     affinity = carried_out(rig, crowd({"type": "cache_aware", "cache_threshold": 0.0, "balance_abs_threshold": 10_000}))
     cost = carried_out(rig, crowd({"type": "cost", "prefill_tokens_per_s": 2e4, "decode_seconds_per_turn": 0.01}))
-    engines = [Counter(e.engine for e in run.turns) for run in (affinity, cost)]
+    engines = [Counter(e.engine for e in run.ends) for run in (affinity, cost)]
     assert list(engines[0].values()) == [CROWD], "where the prefix is, and nowhere else"
     assert sorted(engines[1]) == [0, 1] and abs(engines[1][0] - engines[1][1]) <= 2, "a turn costs more than the prefix"
     p99 = [float(np.percentile(waited_for(run), 99)) for run in (affinity, cost)]
     assert p99[0] > (CROWD - SLOTS) / 2, "turns wait for others to end"
     assert p99[1] < 0.5 * p99[0]
     for run in (affinity, cost):
-        first_end = {e: min(x.t for x in run.turns if x.engine == e) for e in {x.engine for x in run.turns}}
-        later = [e for e in run.turns if e.started_t > first_end[e.engine]]
+        first_end = {e: min(x.t for x in run.ends if x.engine == e) for e in {x.engine for x in run.ends}}
+        later = [e for e in run.ends if e.started_t > first_end[e.engine]]
         assert all(e.cached_tokens >= HOT for e in later)
 
 
@@ -263,8 +215,8 @@ def test_rk_10_every_choice_of_cache_aware_follows_its_rule(rig: Any, threshold:
         },
         **ONE_BATCH,
     )
-    run = carried_out(rig, config)
-    prompt_tokens = {(e.trajectory, e.turn): e.prompt_tokens for e in run.turns}
+    run = carried_out(rig, config, trains=False)
+    prompt_tokens = {(e.trajectory, e.turn): e.prompt_tokens for e in run.ends}
     tasks = {e.task: e for _, e in every(run.records, said.TaskArrived)}
     load = dict.fromkeys(ENGINES, 0)
     history: list[Sent] = []
@@ -293,7 +245,7 @@ def test_rk_10_every_choice_of_cache_aware_follows_its_rule(rig: Any, threshold:
             history.append(mine)
     assert reasons["prefix_match"] and reasons["least_load"]
     assert reasons["shortest_queue"] or threshold == 0.5, "one prompt for all makes one queue long"
-    was = {(e.trajectory, e.turn): e for e in run.turns}
+    was = {(e.trajectory, e.turn): e for e in run.ends}
     for (trajectory, turn), e in was.items():
         before = was.get((trajectory, turn - 1))
         if before is not None and before.engine == e.engine:
@@ -364,11 +316,11 @@ def alone(patch: pytest.MonkeyPatch, client: Any) -> None:
 def hand_count(run: RealRun) -> dict[str, float]:
     """Mean seconds of a trajectory in queues, prefill and decoding, from the events alone. Nothing pauses in a run of
     one batch, so what is neither of the two nor a tool's is a wait: for a slot, or in the engine."""
-    n = len({e.trajectory for e in run.turns})
-    prefill = sum(e.first_token_t - e.started_t for e in run.turns)
-    decode = sum(e.t - e.first_token_t for e in run.turns)
+    n = len({e.trajectory for e in run.ends})
+    prefill = sum(e.first_token_t - e.started_t for e in run.ends)
+    decode = sum(e.t - e.first_token_t for e in run.ends)
     asked = {(a.trajectory, a.turn): t for t, a in every(run.records, do.StartTurn)}
-    in_engines = sum(e.started_t - asked[e.trajectory, e.turn] for e in run.turns)
+    in_engines = sum(e.started_t - asked[e.trajectory, e.turn] for e in run.ends)
     return {"prefill": prefill / n, "decode": decode / n, "queue": (in_engines + sum(waits_for_a_slot(run))) / n}
 
 
@@ -425,9 +377,9 @@ def test_rk_07_prefix_reuse_and_slots_save_different_things(rig: Any, monkeypatc
     on = carried_out(rig, config)
     off = {name: ablated(rig, monkeypatch, config, dict(s.changes)) for name, s in found.items()}
     runs = {"all": on, **off}
-    prompts = {name: sum(e.prompt_tokens for e in run.turns) for name, run in runs.items()}
-    computed = {name: prompts[name] - sum(e.cached_tokens for e in run.turns) for name, run in runs.items()}
-    tokens = {name: sum(e.output_tokens for e in run.turns) for name, run in runs.items()}
+    prompts = {name: sum(e.prompt_tokens for e in run.ends) for name, run in runs.items()}
+    computed = {name: prompts[name] - sum(e.cached_tokens for e in run.ends) for name, run in runs.items()}
+    tokens = {name: sum(e.output_tokens for e in run.ends) for name, run in runs.items()}
     filled = {name: refills(run) for name, run in runs.items()}
     assert len(set(prompts.values())) == len(set(tokens.values())) == 1, "the same work"
     assert computed["prefix reuse"] == prompts["all"] > 2 * computed["all"]
