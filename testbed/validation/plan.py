@@ -15,6 +15,7 @@ from testbed.scenario.workload import JournalWorkload
 ONLY_SIMULATED = (
     ("name",),
     ("question",),
+    ("provenance",),
     ("cluster", "links"),
     ("cluster", "storage"),
     ("cluster", "price_usd_per_gpu_hour"),
