@@ -25,6 +25,7 @@ from real.errors import EngineGone, EngineRefused
 from real.run import Measured, run_on
 from testbed.calibration.design import Plan, Traffic, TrafficPoint
 from testbed.calibration.speed import NEAREST, MachineSpeed, around, write_speed
+from testbed.run_files import CALIBRATION
 from testbed.scenario import Scenario
 
 LOGS = "logs"
@@ -50,8 +51,6 @@ Progress = Callable[[int, Status], None]
 Done = Callable[[int, Measured], None]
 Calibrations = dict[int, Calibrated]
 """By index of the job that asked for it."""
-CALIBRATION = "calibration"
-"""Folder of its short run, beside the first run of its deployment."""
 
 
 def run_jobs(

@@ -111,10 +111,10 @@ def facts(profile: Profile) -> dict[str, str]:
         )
     if profile.start_s is not None:
         found["start"] = f"{numbers.seconds(profile.start_s)} from nothing to a deployment that is ready"
-    if profile.traffic != 1.0:
+    if profile.traffic_s:
         found["in traffic"] = (
-            f"a closed loop of short requests takes {numbers.grouped(profile.traffic, 3)} times what these steps sum "
-            "to, and so does every step of a simulation"
+            f"a request of a closed loop costs {ms(profile.traffic_s)} of the engine beyond these steps; in a simulation "
+            "its prefill takes that longer"
         )
     if (c := profile.crowd) is not None:
         found["other engines that work"] = (

@@ -44,9 +44,7 @@ def refuse_other(
 
 def slowed(profile: Profile, decode: float, prefill: float) -> Profile:
     """Steps that take so many times as long."""
-    return structs.replace(
-        profile, decode=times(profile.decode, decode), prefill=times(profile.prefill, prefill), traffic=1.0
-    )
+    return structs.replace(profile, decode=times(profile.decode, decode), prefill=times(profile.prefill, prefill))
 
 
 def without(profile: Profile, part: float) -> Profile:
@@ -71,9 +69,9 @@ class CalibratedCostModel(SegmentCosts):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
-        traffic = profile.traffic
-        crowd = None if profile.crowd is None else times(profile.crowd, traffic)
-        profile = structs.replace(slowed(profile, traffic, traffic), crowd=crowd)
+        per_request_s = max(profile.prefill.per_request_s + profile.traffic_s, 0.0)
+        prefill = structs.replace(profile.prefill, per_request_s=per_request_s)
+        profile = structs.replace(profile, prefill=prefill, traffic_s=0.0)
         self.beside = profile.beside or UNMEASURED
         self._among: dict[tuple[bool, float], CalibratedCostModel] = {}
         d, p = profile.decode, profile.prefill

@@ -190,13 +190,13 @@ def traffic(max_requests: int, max_tokens: int, max_context: int) -> Traffic:
     prompt, reply = min(36, max(longest // 2, 1)), min(16, max(longest // 4, 1))
     each = [
         (draw.randint(max(prompt // 3, 1), prompt), draw.randint(max(reply // 4, 1), reply))
-        for _ in range(TRAFFIC_ROUNDS * clients)
+        for _ in range(max(TRAFFIC_REQUESTS, 2 * clients))
     ]
     return Traffic(clients, tuple(each))
 
 
-TRAFFIC_ROUNDS = 4
-"""Requests of each client."""
+TRAFFIC_REQUESTS = 36
+"""Of a loop; at least two for each client."""
 
 
 class UpdateSize(Struct, frozen=True):

@@ -169,9 +169,9 @@ class Profile(Struct, frozen=True):
     """By path."""
     switch: SwitchTimes | None = None
     beside: BesideFit | None = None
-    traffic: float = 1.0
-    """How much longer a closed loop of short requests takes than its simulation with these steps: what servers, driver
-    and engines take from each other on the machine's cores while messages come and go. Of every step."""
+    traffic_s: float = 0.0
+    """Seconds of an engine that a request costs beyond its steps, with its prefill: what servers, driver and engines
+    take from each other on the machine's cores as messages come and go. Below 0 where the steps say too much."""
     crowd: CrowdFit | None = None
     """Of several engines, all of which worked when the steps above were measured."""
     controls: dict[str, ControlTimes] = {}

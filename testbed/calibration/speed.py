@@ -80,4 +80,4 @@ def at_speed(profile: Profile, factor: float) -> Profile:
     """Of the machine when everything takes `factor` times as long."""
     parts = {name: times(p, factor) for name in PARTS if (p := getattr(profile, name)) is not None}
     named = {name: {k: times(p, factor) for k, p in getattr(profile, name).items()} for name in BY_NAME}
-    return structs.replace(profile, **parts, **named)
+    return structs.replace(profile, traffic_s=factor * profile.traffic_s, **parts, **named)

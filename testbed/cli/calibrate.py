@@ -133,7 +133,7 @@ def _show(profile: Any) -> None:
         said = ", ".join(f"{part} {1000 * getattr(u, part + '_s'):.0f} ms" for part in parts)
         more = f"; copy {1e9 * u.copy_per_byte_s:.2f} ms each further MB" if u.copy_per_byte_s else ""
         say(f"weight update by {path}, {u.engines} engine{'s' * (u.engines > 1)}, {u.bytes / 1e6:.1f} MB: {said}{more}")
-    say(f"traffic  a closed loop of short requests takes {profile.traffic:.3f} times what these steps add up to")
+    say(f"traffic  a request of a closed loop costs {1000 * profile.traffic_s:.1f} ms beyond these steps")
     if (c := profile.crowd) is not None:
         more = f"{1000 * c.base_s:.1f} ms + {1000 * c.per_sequence_s:.2f} ms a sequence"
         say(f"other engines that work: decode steps + {more}, prefill batches {100 * (c.prefill - 1):.1f} % longer")

@@ -91,7 +91,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
     phase switches. Raises `CalibrationError` for an engine that was not measured enough."""
     from msgspec import structs
 
-    from sim.serving.traffic import in_traffic
+    from sim.serving.traffic import beyond_steps
     from testbed.calibration.make import make_profile, series_of
     from testbed.calibration.speed import longer, times
     from testbed.machine import machine
@@ -122,8 +122,8 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         engines=first.engines,
         start_s=first.start_s,
     )
-    ratio = in_traffic(profile, scenario, base_dir, here.engine)
-    return Fitted(structs.replace(profile, traffic=ratio), series)
+    traffic_s = beyond_steps(profile, scenario, base_dir, here.engine)
+    return Fitted(structs.replace(profile, traffic_s=traffic_s), series)
 
 
 def store(fitted: Fitted, measured: Any, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from testbed.cli.app import Json, Out, Overrides, Seed, WithReport, app, command
 from testbed.cli.validating import Calibration, RealSide, Wanted, compared, made, precheck, with_profile
 from testbed.commands.errors import RunFailed, UserError
 from testbed.console import notes, say
-from testbed.run_files import SCENARIO
+from testbed.run_files import CALIBRATION, SCENARIO
 
 MARKER = "validation.json"
 """The figures, in the folder of an earlier validation."""
@@ -155,12 +155,13 @@ def _given(run: Sequence[Path], one_experiment: bool) -> list[list[Path]]:
     """Journals of the real runs below these folders, grouped by experiment (the scenario apart from its seed), or all
     in one group if a FILE says that they are one.
 
-    Simulations that an earlier validation made beside them are left out, unless there is nothing else.
+    Simulations that an earlier validation made beside them are left out, unless there is nothing else; so are the short
+    runs of calibrations.
     """
     from testbed.commands import folders
     from testbed.journal import read_journal
 
-    headers = [(j, read_journal(j)[0]) for j in folders.journals(run)]
+    headers = [(j, read_journal(j)[0]) for j in folders.journals(run) if j.parent.parent.name != CALIBRATION]
     groups: dict[str, list[Path]] = {}
     for journal, header in [(j, h) for j, h in headers if h.backend == "real"] or headers:
         tree = dict(header.scenario or {})
