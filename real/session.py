@@ -19,12 +19,13 @@ from msgspec import Struct
 
 from real.calibration.carry_out import Calibrated, calibrate_on
 from real.calibration.engine import measure_traffic, warm_up
+from real.calibration.updates import probed
 from real.deployment import Deployment, Stage, deployed, deployment_key
 from real.driver import Status
 from real.errors import EngineGone, EngineRefused
 from real.run import Measured, run_on
-from testbed.calibration.design import Plan, Traffic, TrafficPoint
-from testbed.calibration.speed import NEAREST, MachineSpeed, around, write_speed
+from testbed.calibration.design import Plan, Traffic
+from testbed.calibration.speed import NEAREST, MachineSpeed, Probe, around, write_speed
 from testbed.run_files import CALIBRATION
 from testbed.scenario import Scenario
 
@@ -123,9 +124,9 @@ async def _run_group(
                 calibrations[number] = await calibrate_on(
                     deployment, first.scenario, place, first.plan, start_s, heard.stage, heard.measured
                 )
-            loops = [await _loop(deployment, first.loop, True)]
+            probes = [await _probe(deployment, first, True)]
             for k, (index, job) in enumerate(group):
-                if k or first.plan is not None:
+                if k or first.plan is not None or first.loop is not None:
                     heard.stage("back to version 0")
                     await deployment.reset(job.scenario)
                 measured = await run_on(
@@ -139,30 +140,33 @@ async def _run_group(
                 heard.done(index, measured)
                 if stop.is_set():
                     return
-                loops.append(await _loop(deployment, job.loop))
-                _write_speeds(group[: k + 1], loops)
+                probes.append(await _probe(deployment, job))
+                _write_speeds(group[: k + 1], probes)
 
 
-def _write_speeds(made: list[tuple[int, Job]], loops: list[list[TrafficPoint]]) -> None:
-    """Of the latest runs, whose nearest loops may be there now. A loop that could not be driven is left out."""
+def _write_speeds(made: list[tuple[int, Job]], probes: list[Probe]) -> None:
+    """Of the latest runs, whose nearest probes may be there now. One that could not be made is left out."""
     for run in range(max(len(made) - NEAREST, 0), len(made)):
-        speed = around(loops, run)
-        speed = MachineSpeed([one for one in speed.before if one], [one for one in speed.after if one])
+        speed = around(probes, run)
+        speed = MachineSpeed([one for one in speed.before if one.loop], [one for one in speed.after if one.loop])
         if speed.before and speed.after:
             write_speed(made[run][1].folder, speed)
 
 
-async def _loop(deployment: Deployment, loop: Traffic | None, first: bool = False) -> list[TrafficPoint]:
-    """On all engines; nothing if one is gone. `first`: they have not been asked anything before."""
-    if loop is None:
-        return []
-    clients = [engine.client for engine in deployment.engines]
+async def _probe(deployment: Deployment, job: Job, first: bool = False) -> Probe:
+    """Before the deployment goes back to version 0, since the trainer's weights are others afterwards. Nothing if an
+    engine is gone. `first`: engines have not been asked anything before."""
+    if job.loop is None:
+        return Probe([])
+    clients, vocab_size = [engine.client for engine in deployment.engines], deployment.model.tokenizer.vocab_size
     try:
         if first:
             await warm_up(clients)
-        return await measure_traffic(clients, loop, deployment.model.tokenizer.vocab_size)
+        loop = await measure_traffic(clients, job.loop, vocab_size)
     except (EngineGone, EngineRefused):
-        return []
+        return Probe([])
+    apart = job.scenario.placement.mode == "disaggregated"
+    return Probe(loop, await probed(deployment.trainer, vocab_size) if apart else None)
 
 
 @contextmanager

@@ -113,8 +113,8 @@ def facts(profile: Profile) -> dict[str, str]:
         found["start"] = f"{numbers.seconds(profile.start_s)} from nothing to a deployment that is ready"
     if profile.traffic_s:
         found["in traffic"] = (
-            f"a request of a closed loop costs {ms(profile.traffic_s)} of the engine beyond these steps; in a simulation "
-            "its prefill takes that longer"
+            f"a request of a closed loop costs {ms(profile.traffic_s)} of the engine beyond these steps; in a "
+            "simulation its prefill takes that longer"
         )
     if (c := profile.crowd) is not None:
         found["other engines that work"] = (

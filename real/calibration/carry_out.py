@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from real.calibration.beside import measure_beside, measure_crowd
 from real.calibration.engine import measure, measure_controls, measure_traffic, server_facts, warm_up
-from real.calibration.updates import measure_updates
+from real.calibration.updates import measure_updates, probed
 from real.deployment import Deployment, deployed
 from real.engines.client import EngineClient
 from real.errors import RealError
@@ -107,9 +107,14 @@ async def calibrate_on(
     trainer, training = deployment.trainer, scenario.training
     if plan.updates:
         stage("measuring the trainer")
+    apart, updates_s = scenario.placement.mode == "disaggregated" and bool(plan.updates), list[float]()
+    if apart:
+        updates_s.append(await probed(trainer, vocab_size))
     async with _memory_lent(clients, scenario.placement.mode != "disaggregated" and bool(plan.updates)):
         capacity = training.max_tokens_per_gpu * training.context_parallel
         updates = await measure_updates(trainer, plan.updates, capacity, vocab_size, done)
+    if apart:
+        updates_s.append(await probed(trainer, vocab_size))
     beside: list[BesidePoint] = []
     if plan.beside:
         stage("measuring engine and trainer side by side")
@@ -121,7 +126,7 @@ async def calibrate_on(
     measured = await run_on(deployment, config, folder / name, name=name)
     if measured.problem:
         raise RealError(f"short run {name}: {measured.problem}")
-    loops = Loops([*before, *between], [*again, *trained], [*trained, *await loop()])
+    loops = Loops([*before, *between], [*trained, *await loop()], updates_s)
     done(name)
     return Calibrated(
         points, crowd, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)

@@ -63,6 +63,19 @@ class Updates:
         return time.monotonic() - started
 
 
+PROBE = UpdateSize(16, 32)
+"""Of the updates that are always the same."""
+PROBES = 3
+"""In a row."""
+
+
+async def probed(trainer: Trainer, vocab_size: int) -> float:
+    """Seconds of a probe's updates. The trainer's weights are others afterwards. Raises `real.errors.RealError`."""
+    work = Updates(trainer, PROBE, vocab_size)
+    await work.make()  # what happens after a pause only
+    return await work.make(PROBES)
+
+
 async def measure_updates(
     trainer: Trainer,
     sizes: Sequence[UpdateSize],

@@ -165,6 +165,8 @@ class Profile(Struct, frozen=True):
     """KV slots of the engine that was measured."""
     arrival: ArrivalFit | None = None
     trainer: TrainerFit | None = None
+    probe_s: float | None = None
+    """Seconds of a probe's optimizer updates while the trainer was measured."""
     updates: dict[str, UpdateTimes] = {}
     """By path."""
     switch: SwitchTimes | None = None

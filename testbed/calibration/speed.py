@@ -20,32 +20,41 @@ from testbed.calibration.profile import Profile
 from testbed.run_files import SPEED
 
 T = TypeVar("T", bound=Struct)
-PARTS = ("decode", "prefill", "arrival", "trainer", "switch", "crowd")
+PARTS = ("decode", "prefill", "arrival", "switch", "crowd")
 BY_NAME = ("updates", "controls")
 
 
 NEAREST = 2
-"""Loops on each side of a run: one that something else disturbed does not decide."""
+"""Probes on each side of a run: one that something else disturbed does not decide."""
+
+
+class Probe(Struct, frozen=True):
+    """One look at the machine: what the loop took on each engine, and seconds of optimizer updates that are always the
+    same (None where engines and trainer share GPUs)."""
+
+    loop: list[TrafficPoint]
+    update_s: float | None = None
 
 
 class MachineSpeed(Struct, frozen=True):
-    """The nearest loops, in order; of each, what it took on every engine."""
+    """The nearest looks, in order."""
 
-    before: list[list[TrafficPoint]]
-    after: list[list[TrafficPoint]]
+    before: list[Probe]
+    after: list[Probe]
 
 
-def around(loops: Sequence[list[TrafficPoint]], run: int) -> MachineSpeed:
-    """Of run number `run` (from 0) among runs with a loop before the first and after each; those that are there."""
-    return MachineSpeed(list(loops[max(run + 1 - NEAREST, 0) : run + 1]), list(loops[run + 1 : run + 1 + NEAREST]))
+def around(probes: Sequence[Probe], run: int) -> MachineSpeed:
+    """Of run number `run` (from 0) among runs with a probe before the first and after each; those that are there."""
+    return MachineSpeed(list(probes[max(run + 1 - NEAREST, 0) : run + 1]), list(probes[run + 1 : run + 1 + NEAREST]))
 
 
 class Loops(Struct):
-    """The closed loop of a calibration, right before and after each part."""
+    """The closed loop of a calibration, right before and after a part; and the updates of a probe, before and after
+    those that are fitted."""
 
     engine: list[TrafficPoint]
-    trainer: list[TrafficPoint]
     short_run: list[TrafficPoint]
+    updates_s: list[float]
 
 
 def write_speed(folder: Path, speed: MachineSpeed) -> None:
@@ -76,8 +85,11 @@ def times(part: T, factor: float) -> T:
     return structs.replace(part, **seconds)
 
 
-def at_speed(profile: Profile, factor: float) -> Profile:
-    """Of the machine when everything takes `factor` times as long."""
+def at_speed(profile: Profile, factor: float, trainer: float | None = None) -> Profile:
+    """Of the machine when everything takes `factor` times as long, but for optimizer updates, which take `trainer`
+    times as long (None: `factor` too)."""
     parts = {name: times(p, factor) for name in PARTS if (p := getattr(profile, name)) is not None}
     named = {name: {k: times(p, factor) for k, p in getattr(profile, name).items()} for name in BY_NAME}
+    if profile.trainer is not None:
+        parts["trainer"] = times(profile.trainer, factor if trainer is None else trainer)
     return structs.replace(profile, traffic_s=factor * profile.traffic_s, **parts, **named)

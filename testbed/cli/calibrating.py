@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 PROFILE = "profile.json"
@@ -93,19 +94,18 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
 
     from sim.serving.traffic import beyond_steps
     from testbed.calibration.make import make_profile, series_of
-    from testbed.calibration.speed import longer, times
+    from testbed.calibration.speed import longer
     from testbed.machine import machine
     from testbed.recording import versions_of
 
     first = measured[0]
-    here = first.loops  # all times are those of the machine while the engine was measured
+    here = first.loops  # times of the short runs are brought to the machine's speed while the engine was measured
     phases = [_phases(m.run).times(longer(here.engine, m.loops.short_run)) for m in measured]
-    updates = [times(point, longer(here.engine, here.trainer)) for point in first.updates]
     engine = scenario.rollout.engine
     one_batch = engine.max_prefill_tokens
     if engine.chunked_prefill_size > 0:
         one_batch = min(one_batch, engine.chunked_prefill_size)
-    series = series_of(first.engine, updates, one_batch, first.padded, first.seen_late)
+    series = series_of(first.engine, first.updates, one_batch, first.padded, first.seen_late)
     profile = make_profile(
         series,
         first.engine,
@@ -121,6 +121,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         max_total_num_tokens=first.max_total_num_tokens,
         engines=first.engines,
         start_s=first.start_s,
+        probe_s=fmean(here.updates_s) if here.updates_s else None,
     )
     traffic_s = beyond_steps(profile, scenario, base_dir, here.engine)
     return Fitted(structs.replace(profile, traffic_s=traffic_s), series)

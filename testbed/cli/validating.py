@@ -257,11 +257,15 @@ def _at_speed(config: Any, wanted: Wanted, run: Path, number: int) -> tuple[Any,
     if speed is None or costs.type != "calibrated":
         return config, None
     profile = read_profile(wanted.base_dir / costs.profile)
-    factor = median(in_traffic(profile, config, wanted.base_dir, loop) for loop in (*speed.before, *speed.after))
+    probes = [*speed.before, *speed.after]
+    factor = median(in_traffic(profile, config, wanted.base_dir, probe.loop) for probe in probes)
     at: dict[str, str] = {}
     for path in {costs.profile, getattr(trainer, "profile", costs.profile)}:
         scaled = wanted.folder / f"profile-{number}{f'-{len(at)}' if at else ''}.json"
-        write_profile(scaled, at_speed(read_profile(wanted.base_dir / path), factor))
+        here = read_profile(wanted.base_dir / path)
+        updates = [probe.update_s for probe in probes if probe.update_s is not None]
+        trainer_factor = median(updates) / here.probe_s if updates and here.probe_s else None
+        write_profile(scaled, at_speed(here, factor, trainer_factor))
         at[path] = str(scaled.resolve())
     engine_costs = costs.model_copy(update={"profile": at[costs.profile]})
     simulation = config.simulation.model_copy(update={"engine_costs": engine_costs})

@@ -11,7 +11,7 @@ import pytest
 from sim.costs.errors import CostModelError
 from sim.driver import SimulatedBackend
 from sim.engine import EngineModel, Request
-from sim.serving.traffic import in_traffic
+from sim.serving.traffic import beyond_steps, in_traffic
 from testbed.calibration.design import Traffic, TrafficPoint
 from testbed.calibration.phases import Phases
 from testbed.calibration.profile import (
@@ -202,16 +202,21 @@ def test_forced_lengths_are_asked_for_as_a_real_run_asks(folder: Path, monkeypat
         asked.clear()
 
 
-def test_every_step_takes_what_traffic_takes(folder: Path) -> None:
-    """1.5 times as long: a prefill of 150 ms, and 49 steps of 15 ms."""
+def test_each_request_of_a_prefill_costs_its_traffic(folder: Path) -> None:
+    """Two requests come at once: a prefill of 0.1 s and twice 20 ms, then 49 steps of 10 ms."""
     quiet = msgspec.structs.replace(PROFILE, arrival=None)
-    for traffic in (1.0, 1.5):
-        write_profile(folder / "p.json", msgspec.structs.replace(quiet, traffic=traffic))
-        first = next(e for e, _ in run(folder) if isinstance(e, said.TurnFinished))
-        assert first.t - first.started_t == pytest.approx(traffic * (0.1 + 49 * 0.01))
+    for traffic_s in (0.0, 0.02):
+        write_profile(folder / "p.json", msgspec.structs.replace(quiet, traffic_s=traffic_s))
+        records = run(folder)
+        first = next(e for e, _ in records if isinstance(e, said.TurnFinished))
+        together = sum(
+            isinstance(e, said.TurnFinished) and e.started_t == first.started_t and e.engine == first.engine
+            for e, _ in records
+        )
+        assert first.t - first.started_t == pytest.approx(0.1 + together * traffic_s + 49 * 0.01)
 
 
-def test_traffic_is_what_a_closed_loop_takes_in_what_its_simulation_takes() -> None:
+def test_traffic_is_what_a_closed_loop_takes_beyond_its_simulation() -> None:
     """One client, three requests of one prompt token each with 1, 3 and 2 outputs: 3 ways of 6 ms, 3 prefills of 0.1 s
     and 3 decode steps of 10 ms more than the first tokens; an overlapping CPU engine gives a first token with the step
     that follows, so each of those that go on ends with its last step."""
@@ -226,3 +231,8 @@ def test_traffic_is_what_a_closed_loop_takes_in_what_its_simulation_takes() -> N
     points = [TrafficPoint(loop, 1.25 * alone), TrafficPoint(loop, 1.35 * alone)]
     assert in_traffic(PROFILE, one, Path(), points) == pytest.approx(1.3, rel=0.05)
     assert in_traffic(PROFILE, one, Path(), []) == 1.0
+    beyond = beyond_steps(PROFILE, one, Path(), points)
+    assert beyond == pytest.approx(0.3 * alone / 3, rel=0.2)  # a half of 0.25 and 0.35, three requests
+    with_traffic = msgspec.structs.replace(PROFILE, traffic_s=beyond)
+    assert in_traffic(with_traffic, one, Path(), points) == pytest.approx(1.0, rel=0.01)
+    assert beyond_steps(PROFILE, one, Path(), []) == 0.0

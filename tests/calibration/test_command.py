@@ -1,7 +1,7 @@
 """`testbed calibrate` from what was measured to what is written, on measurements made up from known coefficients.
 
-The short run is a simulated one with those coefficients; while trainer and short run were measured, the machine took
-1.25 times as long as while the engine was."""
+The short run is a simulated one with those coefficients; while it was made, the machine took 1.25 times as long as
+while the engine was measured."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def measured(tmp_path: Path) -> SimpleNamespace:
         controls=[],
         loops=Loops(
             engine=[TrafficPoint(loop, s) for s in (0.08, 0.08)],
-            trainer=[TrafficPoint(loop, s) for s in (0.08, 0.12)],
+            updates_s=[0.3, 0.5],
             short_run=[TrafficPoint(loop, s) for s in (0.12, 0.08)],
         ),
-        updates=[TrainPoint(r, SLOWER * TRAINER.seconds(r)) for r in rows],
+        updates=[TrainPoint(r, TRAINER.seconds(r)) for r in rows],
         beside=[],
         server={"attention_backend": "torch_native"},
         max_total_num_tokens=4096,
@@ -98,6 +98,7 @@ def test_a_calibration_is_brought_to_one_speed_and_written(
     parts = ("prepare_s", "pause_s", "copy_s", "resume_s")
     assert [found["updates"]["broadcast"][p] for p in parts] == pytest.approx([getattr(UPDATE, p) for p in parts])
     assert found["crowd"] == pytest.approx({"base_s": 0.003, "per_sequence_s": 0.0002, "prefill": 1.2})
+    assert found["probe_s"] == pytest.approx(0.4)
     assert found["start_s"] == 12.0 and found["engines"] == 1
     assert read_json(tmp_path / "f.json")["folder"] == "c"
     points = read_json(tmp_path / "c/points.json")

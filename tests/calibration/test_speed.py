@@ -22,7 +22,7 @@ from testbed.calibration.profile import (
     TrainerFit,
     UpdateTimes,
 )
-from testbed.calibration.speed import MachineSpeed, around, at_speed, longer, read_speed, times, write_speed
+from testbed.calibration.speed import MachineSpeed, Probe, around, at_speed, longer, read_speed, times, write_speed
 from testbed.run_files import SPEED
 
 LOOP = Traffic(1, ((4, 2), (5, 3)))
@@ -37,7 +37,8 @@ PROFILE = Profile(
     updates={"broadcast": UpdateTimes(0.1, 0.01, 0.2, 0.03, 0.004, 2, 1000, 1e-6, 2e-6, 3e-6)},
     switch=SwitchTimes(0.4, 0.5),
     beside=BesideFit(1.1, 1.2, 1.3),
-    traffic=1.05,
+    traffic_s=0.004,
+    probe_s=0.3,
     crowd=CrowdFit(0.002, 0.0001, 1.15),
     controls={"abort": ControlTimes(0.001, 0.002, 16, 0.003, 0.004)},
     start_s=30.0,
@@ -65,7 +66,10 @@ def test_a_slower_machine_takes_longer_for_everything_that_takes_time_and_for_no
     assert structs.astuple(slow.switch) == pytest.approx((0.6, 0.75))
     assert structs.astuple(slow.controls["abort"]) == pytest.approx((0.0015, 0.003, 16, 0.0045, 0.006))
     assert slow.crowd is not None and structs.astuple(slow.crowd) == pytest.approx((0.003, 0.00015, 1.15))
-    for same in ("ranges", "beside", "traffic", "max_total_num_tokens", "start_s"):
+    assert slow.traffic_s == pytest.approx(0.006)
+    own = at_speed(PROFILE, 1.5, trainer=2.0)
+    assert own.decode == slow.decode and structs.astuple(own.trainer)[:2] == pytest.approx((0.2, 0.02))
+    for same in ("ranges", "beside", "probe_s", "max_total_num_tokens", "start_s"):
         assert getattr(slow, same) == getattr(PROFILE, same)
     assert slow.trainer is not None and slow.trainer.tokens == (64, 2048)
     assert at_speed(structs.replace(PROFILE, arrival=None, trainer=None, switch=None), 2.0).trainer is None
@@ -81,15 +85,15 @@ def test_what_a_journal_says_comes_to_another_speed_whole() -> None:
 
 def test_two_loops_on_each_side_of_a_run_where_they_are_there() -> None:
     """Four runs, five loops: 0 | 1 | 2 | 3 | 4."""
-    loops = [points(float(i)) for i in range(5)]
-    of = [around(loops, run) for run in range(4)]
-    assert [[int(one[0].seconds) for one in s.before] for s in of] == [[0], [0, 1], [1, 2], [2, 3]]
-    assert [[int(one[0].seconds) for one in s.after] for s in of] == [[1, 2], [2, 3], [3, 4], [4]]
+    probes = [Probe(points(float(i))) for i in range(5)]
+    of = [around(probes, run) for run in range(4)]
+    assert [[int(one.loop[0].seconds) for one in s.before] for s in of] == [[0], [0, 1], [1, 2], [2, 3]]
+    assert [[int(one.loop[0].seconds) for one in s.after] for s in of] == [[1, 2], [2, 3], [3, 4], [4]]
 
 
 def test_the_speed_of_a_run_lies_beside_its_journal(tmp_path: Path) -> None:
     assert read_speed(tmp_path) is None
-    speed = MachineSpeed([points(1.0)], [points(3.0), points(2.0)])
+    speed = MachineSpeed([Probe(points(1.0))], [Probe(points(3.0), 0.5), Probe(points(2.0))])
     write_speed(tmp_path, speed)
     assert read_speed(tmp_path) == speed
     (tmp_path / SPEED).write_text("[]")

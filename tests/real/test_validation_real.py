@@ -48,13 +48,12 @@ def test_a_calibration_measures_every_part(profile: Path) -> None:
         quality = said["quality"][part]
         assert quality["points"] >= len(quality["coefficients"])
         assert any(c["value"] > 0 for c in quality["coefficients"].values())
-    assert said["decode"]["base_s"] > 0 and said["start_s"] > 1 and said["traffic"] > 0
+    assert said["decode"]["base_s"] > 0 and said["start_s"] > 1 and said["probe_s"] > 0
     assert said["updates"]["broadcast"]["bytes"] == pytest.approx(4 * 0.99e6, rel=0.05)  # parameters in FP32
     assert set(said["controls"]) == {"abort", "retract", "in_place"}
     assert (profile.parent / "report" / "index.html").is_file()
     loops = json.loads((profile.parent / "points.json").read_text())["loops"]
-    assert {part: len(points) for part, points in loops.items()} == {"engine": 2, "trainer": 2, "short_run": 2}
-    assert loops["engine"][1] == loops["trainer"][0], "one loop between two parts"
+    assert {part: len(points) for part, points in loops.items()} == {"engine": 2, "short_run": 2, "updates_s": 2}
 
 
 def test_a_suite_runs_on_one_deployment_and_its_journals_decide_alike(validated: tuple[Path, str]) -> None:

@@ -323,15 +323,16 @@ def test_a_decode_step_needs_a_sequence() -> None:
 
 
 def test_an_engine_among_others_that_work_and_beside_a_trainer() -> None:
-    """Fitted while all worked: 20 ms + 2 ms a sequence, 6 and 0.5 of which are the others' doing; in traffic 1.1 times.
-    Prefill 0.1 s, 1.25 times what it takes alone. Beside a trainer decode takes 1.5 and prefill 2 times as long."""
+    """Fitted while all worked: 20 ms + 2 ms a sequence, 6 and 0.5 of which are the others' doing. Prefill 0.1 s, and 20
+    ms of traffic for the one request, 1.25 times what it takes alone. Beside a trainer decode takes 1.5 and prefill 2
+    times as long."""
     profile = Profile(
         format=1,
         decode=DecodeFit(0.02, 0.002),
         prefill=PrefillFit(0.1, 0.0),
         crowd=CrowdFit(0.006, 0.0005, 1.25),
         beside=BesideFit(1.5, 2.0, 1.0),
-        traffic=1.1,
+        traffic_s=0.02,
     )
     all_work = CalibratedCostModel(profile)
     assert all_work.shared and all_work.among(False, 1.0) is all_work
@@ -344,6 +345,6 @@ def test_an_engine_among_others_that_work_and_beside_a_trainer() -> None:
         (True, 1.0, 1.5 * (0.02 + 4 * 0.002), 2 * 0.1),
     ):
         m = all_work.among(trainer, others)
-        assert m.decode_time(4, 100) == pytest.approx(1.1 * step)
-        assert m.prefill_time(10, 50.0, 1) == pytest.approx(1.1 * prefill)
+        assert m.decode_time(4, 100) == pytest.approx(step)
+        assert m.prefill_time(10, 50.0, 1) == pytest.approx(1.2 * prefill)
     assert not CalibratedCostModel(structs.replace(profile, crowd=None, beside=None)).shared
