@@ -85,8 +85,9 @@ def came_from(v: Validation) -> list[str]:
     if parts:
         said.append(f"By cause, in points of a real step: {'; '.join(parts)}.")
     if v.speeds:
-        factors = " and ".join(numbers.plain(s) for s in v.speeds)
-        said.append(f"Machine: its times around the real runs were {factors} times those of the calibration.")
+        factors, of_updates = (" and ".join(numbers.plain(s) for s in each) for each in (v.speeds, v.trainer_speeds))
+        trainer = f", those of optimizer updates {of_updates} times" if of_updates else ""
+        said.append(f"Machine: its times around the real runs were {factors} times those of the calibration{trainer}.")
     outside = [f"{k} {numbers.percent(share)}" for k, share in v.marks.items() if share > 0]
     if outside:
         said.append(f"Engine costs were asked outside their range in {', '.join(outside)} of the answers.")

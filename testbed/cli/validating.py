@@ -188,6 +188,7 @@ def compared(journals: Sequence[Path], wanted: Wanted) -> Any:
         versions=versions(),
         scenario=scenario_hash(config),
         speeds=sides.speeds,
+        trainer_speeds=sides.trainer_speeds,
         seconds=sum(s.cpu_s for s in sims),
         remarks=sides.remarks,
     )
@@ -204,6 +205,7 @@ class Sides:
     sims: list[Any] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
     """How many times as long everything took as when the profile was made."""
+    trainer_speeds: list[float] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -221,9 +223,7 @@ def _compare(journal: Path, own: Any, backend: str, wanted: Wanted, number: str,
         sides.remarks.append(f"{observed.truncated}; compared up to there")
     sides.real.append(observed)
     batches = len(observed.summary.steps)
-    config, speed = _at_speed(config, wanted, journal.parent, int(number.partition("/")[0]))
-    if speed is not None:
-        sides.speeds.append(speed)
+    config = _at_speed(config, wanted, journal.parent, int(number.partition("/")[0]), sides)
     forced = plan.forces_lengths(own, backend)
     for kind, side, scenario in (
         ("timing", sides.timing, plan.timing(config, own, batches, journal, forced)),
@@ -241,9 +241,9 @@ def _compare(journal: Path, own: Any, backend: str, wanted: Wanted, number: str,
         side.append(observe(folder / journal.name, scenario))
 
 
-def _at_speed(config: Any, wanted: Wanted, run: Path, number: int) -> tuple[Any, float | None]:
-    """The scenario with its calibrated times as the machine was around that run, as far as closed loops before and
-    after it say; and the factor, None where nothing says it."""
+def _at_speed(config: Any, wanted: Wanted, run: Path, number: int, sides: Sides) -> Any:
+    """The scenario with its calibrated times as the machine was around that run, as far as probes before and after it
+    say; the factors are noted."""
     from sim.costs.calibrated import read_profile
     from sim.serving.traffic import in_traffic
     from testbed.calibration.profile import write_profile
@@ -255,24 +255,29 @@ def _at_speed(config: Any, wanted: Wanted, run: Path, number: int) -> tuple[Any,
     except ValueError as broken:
         raise UserError(f"{broken} (nearest: delete it, for the speed of the calibration)") from None
     if speed is None or costs.type != "calibrated":
-        return config, None
-    profile = read_profile(wanted.base_dir / costs.profile)
+        return config
     probes = [*speed.before, *speed.after]
+    profile = read_profile(wanted.base_dir / costs.profile)
     factor = median(in_traffic(profile, config, wanted.base_dir, probe.loop) for probe in probes)
-    at: dict[str, str] = {}
-    for path in {costs.profile, getattr(trainer, "profile", costs.profile)}:
-        scaled = wanted.folder / f"profile-{number}{f'-{len(at)}' if at else ''}.json"
-        here = read_profile(wanted.base_dir / path)
-        updates = [probe.update_s for probe in probes if probe.update_s is not None]
-        trainer_factor = median(updates) / here.probe_s if updates and here.probe_s else None
-        write_profile(scaled, at_speed(here, factor, trainer_factor))
-        at[path] = str(scaled.resolve())
-    engine_costs = costs.model_copy(update={"profile": at[costs.profile]})
+    sides.speeds.append(factor)
+    updates = [probe.update_s for probe in probes if probe.update_s is not None]
+    trained = read_profile(wanted.base_dir / trainer.profile) if trainer.type == "calibrated" else profile
+    of_updates = median(updates) / trained.probe_s if updates and trained.probe_s else None
+    if of_updates is not None:
+        sides.trainer_speeds.append(of_updates)
+
+    def scaled(name: str, of: Any) -> str:
+        path = wanted.folder / f"{name}-{number}.json"
+        write_profile(path, at_speed(of, factor, of_updates))
+        return str(path.resolve())
+
+    engine_costs = costs.model_copy(update={"profile": scaled("profile", profile)})
     simulation = config.simulation.model_copy(update={"engine_costs": engine_costs})
     training = config.training
     if trainer.type == "calibrated":
-        training = training.model_copy(update={"cost": trainer.model_copy(update={"profile": at[trainer.profile]})})
-    return config.model_copy(update={"simulation": simulation, "training": training}), factor
+        cost = trainer.model_copy(update={"profile": scaled("trainer-profile", trained)})
+        training = training.model_copy(update={"cost": cost})
+    return config.model_copy(update={"simulation": simulation, "training": training})
 
 
 def _same_experiment(config: Any, own: Any, run: str, name: str) -> None:

@@ -155,6 +155,8 @@ class Validation(Struct, kw_only=True):
     speeds: list[float] = field(default_factory=list)
     """How many times as long everything took around each real run as when its profile was made: closed loops on its
     engines. The simulations' times are multiplied by it. Empty where it was not measured."""
+    trainer_speeds: list[float] = field(default_factory=list)
+    """The same of optimizer updates, where they were probed."""
     seconds: float = 0.0
     """Of the simulations."""
     remarks: list[str] = field(default_factory=list)
@@ -322,6 +324,7 @@ def figures_of(v: Validation) -> dict[str, Any]:
         "outside_range": v.marks,
         "real_versions": v.real_versions,
         "machine_speeds": v.speeds,
+        "trainer_speeds": v.trainer_speeds,
         "scenario_hash": v.scenario,
         "remarks": v.remarks,
     }

@@ -48,6 +48,7 @@ def validation() -> Validation:
         scenario="abc",
         command="testbed validate x.yaml",
         speeds=[1.02, 1.08],
+        trainer_speeds=[0.97, 1.01],
         remarks=["a remark"],
     )
 
@@ -59,7 +60,9 @@ def test_the_answer_and_where_the_error_comes_from(tmp_path: Path) -> None:
     assert "42 actions of 2 journals are repeated exactly" in said
     assert "Times: +10 % of the step time. Work (lengths, turns, rewards): −20 %. Together −10 %." in said
     assert "trainer: train +5.0 pt; trainer: idle data +5.0 pt" in said
-    assert "its times around the real runs were 1.02 and 1.08 times those of the calibration" in said
+    assert (
+        "its times around the real runs were 1.02 and 1.08 times those of the calibration, those of optimizer" in said
+    )
     assert "90 of 100 turns have their counterpart" in said and "equal in 50.0 % (limit 99 %)" in said
     assert "Total variation 0.250 with the run's own work (limit 0.02)" in said
     assert "outside their range in decode 25 %" in said and "- a remark" in said
