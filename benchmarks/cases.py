@@ -27,19 +27,28 @@ from testbed.scenario import Scenario
 GROUP = 8
 GROUPS_PER_BATCH = 128
 ENGINES = 128
+PROMPT = 512
+"""Tokens."""
 LONGEST = 4
 """The cap on a reply, in means."""
 
 
 def single_turn(rollouts: int, engines: int, tokens: int, turns: int) -> dict[str, Any]:
-    """Batches of 1,024 trajectories, asynchronous with a staleness bound, cache-aware routing."""
+    """Batches of 1,024 trajectories, asynchronous with a staleness bound, cache-aware routing.
+
+    The router is told when new weights make what an engine has cached useless, or it would remember every prompt of the
+    run (`not_told`).
+    """
     slots = 64 if tokens <= 20_000 else 4  # so that memory, which has its own cases, holds nobody up
     return {
         "workload": {
             "reply": {"type": "lognormal", "mean": tokens, "sigma": 0.7, "group_correlation": 0.5},
             "max_response_length": LONGEST * tokens,
         },
-        "rollout": {"routing": {"type": "cache_aware"}, "engine": {"max_running_requests": slots}},
+        "rollout": {
+            "routing": {"type": "cache_aware", "told_of_flushes": True},
+            "engine": {"max_running_requests": slots},
+        },
     }
 
 
@@ -90,7 +99,13 @@ def serving(rollouts: int, engines: int, tokens: int, turns: int) -> dict[str, A
     }
 
 
-CASES = {"single_turn": single_turn, "multi_turn": multi_turn, "serving": serving}
+def not_told(rollouts: int, engines: int, tokens: int, turns: int) -> dict[str, Any]:
+    """`single_turn` with SGLang's default: its router goes on counting on what an update has made useless."""
+    case = single_turn(rollouts, engines, tokens, turns)
+    return {**case, "rollout": {**case["rollout"], "routing": {"type": "cache_aware"}}}
+
+
+CASES = {"single_turn": single_turn, "multi_turn": multi_turn, "serving": serving, "not_told": not_told}
 
 
 def scenario(
@@ -110,7 +125,7 @@ def scenario(
         "model": {"type": "preset", "name": "Qwen3-32B"},
         "workload": {
             "type": "lengths",
-            "prompt": {"type": "fixed", "tokens": 512},
+            "prompt": {"type": "fixed", "tokens": PROMPT},
             "rewards": {"latency": {"type": "fixed", "seconds": 0.5}},
         },
         "algorithm": {"n_samples_per_prompt": GROUP, "rollout_batch_size": GROUPS_PER_BATCH},

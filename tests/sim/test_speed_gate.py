@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import GROUP, scenario
+from benchmarks.cases import GROUP, PROMPT, scenario
 from benchmarks.growth import exponent
 from sim.driver import SimulatedBackend
 from sim.engine import Request
@@ -20,6 +20,7 @@ from testbed.core.events import Event, TrainStepFinished
 from testbed.core.records import Trajectory
 from testbed.metrics import RunMetrics
 from testbed.metrics.trajectory import Life
+from testbed.policies.routing.prefixes import PrefixTracking
 from testbed.scenario import Scenario
 
 CASES = [
@@ -105,6 +106,31 @@ def test_objects_alive_are_bounded_by_what_admission_lets_in() -> None:
         assert peak[kind] - before[kind] <= (eta + 2) * batch, kind.__name__
     gc.collect()
     assert alive() == before
+
+
+def remembered(case: str, batches: int) -> tuple[list[int], Scenario]:
+    """Prompts in the router's tree, over all engines, at the end of each batch. A prompt without blocks is one node."""
+    config = scenario(case, batches * 1024, engines=16, tokens=400)
+    backend = SimulatedBackend(config, Path())
+    router, nodes = backend.core.rollouts.router, []
+    assert isinstance(router, PrefixTracking)
+
+    def look(event: Event, actions: Sequence[Action]) -> None:
+        if type(event) is TrainStepFinished:
+            nodes.append(sum(router.tree.tokens(e.index) for e in backend.core.layout.engines) // PROMPT)
+
+    backend.use([look])
+    backend.run()
+    return nodes, config
+
+
+def test_a_router_that_is_told_remembers_prompts_of_the_living_version_only() -> None:
+    """At most what was sent since the last update: what admission lets in. One that is not told remembers the rest."""
+    nodes, config = remembered("single_turn", batches=12)
+    assert max(nodes) <= (2 + 1) * config.algorithm.trajectories_per_batch
+    assert max(nodes[6:]) <= 1.1 * max(nodes[:6])
+    longer, _ = remembered("not_told", batches=12)
+    assert longer[-1] > 2 * max(nodes) and longer == sorted(longer)
 
 
 @pytest.mark.parametrize("power", [-0.5, 0.0, 1.0, 2.5])
