@@ -13,11 +13,12 @@ from bisect import insort
 from collections.abc import Callable
 from math import inf
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 Callback = Callable[[Any], object]
 
-_TIME = itemgetter(0)
+_TIME: Final = itemgetter(0)
+_insort: Final = insort
 _AT_LEAST = 16
 """So many calls become near at once, if there are as many."""
 
@@ -83,7 +84,7 @@ class Agenda:
         if time > self._horizon:
             self._far.append((time, priority, number, callback, arg))
         else:
-            insort(self._near, (time, priority, number, callback, arg), self._next)
+            _insort(self._near, (time, priority, number, callback, arg), self._next)
 
     def at(self, time: float, priority: int, callback: Callback, arg: Any = None) -> Call:
         """As `put`, with a handle to cancel it by."""
@@ -120,16 +121,19 @@ class Agenda:
         if not self._is_any():
             raise IndexError("nothing is to happen")
         near, place = self._near, self._next
-        call = near[place]
+        call: tuple[float, int, int, Callback, Any] = near[place]
         near[place] = None
         self._next = place + 1
-        self.now = call[0]
+        self.now, _, _, callback, arg = call
         self.events += 1
-        call[3](call[4])
+        callback(arg)
 
     def run(self, most: int, until: float) -> None:
         """Up to `most` calls; fewer if there is none any more up to `until` (s), or `stopped` is set meanwhile."""
         done = 0
-        while done < most and not self.stopped and self._is_any() and self._near[self._next][0] <= until:
+        while done < most and not self.stopped and self._is_any():
+            t: float = self._near[self._next][0]
+            if t > until:
+                break
             self.step()
             done += 1

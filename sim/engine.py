@@ -15,7 +15,6 @@ is carried out when it is over or something cuts it. A request that can only joi
 
 from __future__ import annotations
 
-from collections import deque
 from math import inf
 from typing import Any, Final
 
@@ -37,6 +36,8 @@ __all__ = [
     "Request",
 ]
 
+_Aborted: Final = Aborted
+_Finished: Final = Finished
 _SUBMIT: Final = 0
 _ABORT: Final = 1
 _PAUSE: Final = 2
@@ -61,6 +62,8 @@ class EngineModel(Scheduler):
         "device",
         "draining",
         "due",
+        "due_from",
+        "due_until",
         "forms_next",
         "gpu_end",
         "held",
@@ -99,12 +102,14 @@ class EngineModel(Scheduler):
         """The GPU memory belongs to someone else."""
         self.draining = False
         """Pausing with `abort`: paused as soon as no request is open."""
-        self.inbox: deque[tuple[float, int, Any]] = deque()
+        self.inbox: list[tuple[float, int, Any]] = []
         """What has arrived since the last iteration started."""
         self.held: list[Request] = []
         self.live: dict[Any, Request] = {}
         self.due: list[Notice] = []
         """Notices not yet returned, in time order."""
+        self.due_from = self.due_until = inf
+        """Times of the first and the last of them."""
         self.prefill_s = self.recompute_s = self.decode_s = 0.0
         """GPU seconds so far: prompts computed for the first time, computed again, and decode steps (of whole
         iterations)."""
@@ -182,7 +187,7 @@ class EngineModel(Scheduler):
         self.closed = True
         if self.released:
             self.paused = True
-            self.due.append(Paused(now, mode))
+            self._announce(Paused(now, mode), now)
             self.forms_next = False
             self.wake_at = now
         else:
@@ -296,13 +301,17 @@ class EngineModel(Scheduler):
         out: list[Notice] = []
         while self.wake_at <= now:
             due = self.due
-            if due and due[0].t <= now:
-                if due[-1].t <= now:
-                    out += due
+            if due and self.due_from <= now:
+                if self.due_until <= now:
                     self.due = []
+                    if out:
+                        out += due
+                    else:
+                        out = due
                 else:
                     while due[0].t <= now:
                         out.append(due.pop(0))
+                    self.due_from = due[0].t
                 self._plan()
                 if self.t >= now:
                     break
@@ -314,7 +323,7 @@ class EngineModel(Scheduler):
             if self.due:
                 self._k = -1
                 self._form = self.forms_next = False
-                self.wake_at = self.due[0].t
+                self.wake_at = self.due_from
             else:
                 self._plan()
         return out
@@ -324,19 +333,26 @@ class EngineModel(Scheduler):
         self._k = -1
         self._form = self.forms_next = False
         if self.due:
-            self.wake_at = self.due[0].t
+            self.wake_at = self.due_from
             return
         if self.paused or self.released:
             self.wake_at = inf
             return
         inbox, t = self.inbox, self.t
-        while inbox and inbox[0][0] <= t:
-            if inbox[0][1] != _SUBMIT:
+        taken = 0
+        for at, kind, payload in inbox:
+            if at > t:
+                break
+            if kind != _SUBMIT:
+                del inbox[:taken]
                 self._k = 0
                 self._form = self.forms_next = True
                 self.wake_at = t
                 return
-            self.enqueue(inbox.popleft()[2])
+            self.enqueue(payload)
+            taken += 1
+        if taken:
+            del inbox[:taken]
         batch = self.batch
         running = len(batch)
         self._open = opened = self.preempts or (
@@ -351,7 +367,7 @@ class EngineModel(Scheduler):
                 if self.draining:
                     self.draining = False
                     self.paused = True
-                    self.due.append(Paused(t, "abort"))
+                    self._announce(Paused(t, "abort"), t)
                     self.wake_at = t
                 elif inbox:
                     self._rouse(inbox[0][0])
@@ -516,9 +532,10 @@ class EngineModel(Scheduler):
 
     def _take_in(self) -> None:
         """Handle what has arrived up to the boundary `t`, in order."""
-        inbox = self.inbox
-        while inbox and inbox[0][0] <= self.t:
-            _, kind, payload = inbox.popleft()
+        inbox, taken = self.inbox, 0
+        while taken < len(inbox) and inbox[taken][0] <= self.t:
+            _, kind, payload = inbox[taken]
+            taken += 1
             if kind == _SUBMIT:
                 self.enqueue(payload)
             elif kind == _ABORT:
@@ -528,6 +545,7 @@ class EngineModel(Scheduler):
                 self.costs = payload
             else:
                 self._pause(payload)
+        del inbox[:taken]
 
     def _pause(self, mode: str) -> None:
         if mode == "abort":
@@ -547,9 +565,16 @@ class EngineModel(Scheduler):
             self.put_all_back(self.t)
             self._say_ended(self.t)
         self.paused = True
-        self.due.append(Paused(self.t, mode))
+        self._announce(Paused(self.t, mode), self.t)
 
     # --- notices ------------------------------------------------------------------------------------------------------
+
+    def _announce(self, notice: Notice, t: float) -> None:
+        """To be returned once `t`, its time, has come: not before that of any other."""
+        if not self.due:
+            self.due_from = t
+        self.due_until = t
+        self.due.append(notice)
 
     def _say_ended(self, t: float) -> None:
         for r in self.ended:
@@ -560,7 +585,8 @@ class EngineModel(Scheduler):
         """A notice that comes before others already due."""
         due, self.due = self.due, []
         self._say(r, now)
-        self.due = sorted([*due, *self.due], key=_time)
+        self.due = due = sorted([*due, *self.due], key=_time)
+        self.due_from, self.due_until = due[0].t, due[-1].t
         self.forms_next = False
         self.wake_at = min(self.wake_at, now)
 
@@ -569,38 +595,12 @@ class EngineModel(Scheduler):
         del self.live[r.rid]
         outputs = r.out if r.out < r.limit or r.abort else r.limit
         spans = ((self.version, 0, outputs),) if r.events is None and outputs else r.spans(outputs, self.version)
-        if r.abort:
-            self.due.append(
-                Aborted(
-                    r.rid,
-                    t,
-                    outputs,
-                    spans,
-                    r.cached,
-                    r.started_t,
-                    r.first_t,
-                    r.abort,
-                    r.recomputed,
-                    r.kv_version,
-                    r.retracted,
-                )
-            )
-            return
-        self.due.append(
-            Finished(
-                r.rid,
-                t,
-                outputs,
-                spans,
-                r.cached,
-                r.started_t,
-                r.first_t,
-                "stop" if r.stops and r.final == r.output_tokens else "length",
-                r.recomputed,
-                r.kv_version,
-                r.retracted,
-            )
+        kind = _Aborted if r.abort else _Finished
+        reason = r.abort or ("stop" if r.stops and r.final == r.output_tokens else "length")
+        notice = kind(
+            r.rid, t, outputs, spans, r.cached, r.started_t, r.first_t, reason, r.recomputed, r.kv_version, r.retracted
         )
+        self._announce(notice, t)
 
 
 def _time(notice: Notice) -> float:

@@ -7,11 +7,11 @@ the run ends before the first step that not even eviction makes room for. It ref
 
 from __future__ import annotations
 
-from heapq import heappop
+from heapq import heappop, heappush
 
 from sim.engine_options import DECODE, EXTEND, RETRACT_DECODE_STEPS
 from sim.engine_request import Request
-from sim.engine_state import NO_REQUESTS, State
+from sim.engine_state import ENTRY_BITS, ENTRY_MASK, NO_REQUESTS, State
 
 
 class Decoding(State):
@@ -94,8 +94,9 @@ class Decoding(State):
         if keep != list(self.batch.values()):  # the batch stays in the order of the victims' search
             self.batch = {}
             for r in keep:
-                self._seq = r.seq = self._seq + 1
+                self._seq = r.seq = r.entry = self._seq + 1
                 self.batch[r.seq] = r
+                heappush(self.finishes, r.finish_key << ENTRY_BITS | r.entry)
         self._requeue(gone)
         outputs = sum(self._out(r) for r in keep) + RETRACT_DECODE_STEPS * len(keep)
         self.ratio.set(min(1.0, outputs / (sum(r.limit for r in keep) + 1)))
@@ -105,9 +106,9 @@ class Decoding(State):
     def steps_ahead(self) -> int:
         """Steps to the next finish or to the first without memory; where something runs and nothing is admitted."""
         heap = self.finishes
-        while heap[0][1] != heap[0][2].entry:
+        while self._ends(heap[0] & ENTRY_MASK) is None:
             heappop(heap)
-        self.finish_key = key = heap[0][0]
+        self.finish_key = key = heap[0] >> ENTRY_BITS
         steps = key - self.steps
         cache, page, count = self.cache, self.page, len(self.batch)
         slots = cache.free + cache.evictable

@@ -15,7 +15,7 @@ from __future__ import annotations
 from sim.engine_admission import Admission
 from sim.engine_options import DECODE, EXTEND, NOTHING, EngineModelOptions
 from sim.engine_request import Request
-from sim.engine_state import NO_REQUESTS
+from sim.engine_state import ENTRY_BITS, NO_REQUESTS
 
 __all__ = ["DECODE", "EXTEND", "NOTHING", "EngineModelOptions", "Request", "Scheduler"]
 
@@ -40,7 +40,7 @@ class Scheduler(Admission):
                 r.prefix = r.end
         self.chunk_abort = None
         finishes, steps = self.finishes, self.steps
-        ends = finishes and finishes[0][0] <= steps and self.overlap
+        ends = self.overlap and finishes and finishes[0] >> ENTRY_BITS <= steps
         self._ending = self._pop_ending(steps) if ends else NO_REQUESTS
         if self.defer and self._defers():
             self.formed = formed = NO_REQUESTS

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from sim.admission_budget import FutureTokens, NewTokenRatio
 from sim.engine_options import DECODE, EXTEND, NOTHING, RETRACT_DECODE_STEPS, EngineModelOptions
@@ -20,9 +20,13 @@ from sim.engine_request import Request
 from sim.radix_cache import RadixCache, normalised
 from sim.tiered_cache import TieredCache
 
+ENTRY_BITS: Final = 32
+ENTRY_MASK: Final = (1 << 32) - 1
+_push: Final = heappush
+_pop: Final = heappop
 _LOWEST = 1 << 63
 """Beyond every priority."""
-NO_REQUESTS: list[Request] = []
+NO_REQUESTS: Final[list[Request]] = []
 """Shared; lists of requests are replaced, never changed."""
 REFUSED_CONTENT = -2
 """Content of the one-token prompt that stands in for a prompt that is too long."""
@@ -34,6 +38,7 @@ class State:
     __slots__ = [
         "_ending",
         "_seq",
+        "_shortened",
         "_turn",
         "_unsorted",
         "batch",
@@ -149,8 +154,11 @@ class State:
         self.future_ignore_eos = FutureTokens()
         self.residues = [0] * page
         """How many running requests have base % page == i."""
-        self.finishes: list[tuple[int, int, Request]] = []
-        """(finish_key, entry, request); an entry is valid while the request says so."""
+        self.finishes: list[int] = []
+        """finish_key << 32 | entry, in one number because numbers compare fast. Entry: the request's place in the
+        batch; void if nobody is there."""
+        self._shortened: dict[int, Request] = {}
+        """Entry -> request that is to end sooner than was said when it joined."""
         self.finish_key = 0
         """Count of steps at which the next last token is in flight, as of the latest `steps_ahead`."""
         self.formed: list[Request] = []
@@ -284,7 +292,7 @@ class State:
             self.residues[base % self.page] += 1
         (self.future_ignore_eos if r.ignore_eos else self.future).add(r, r.limit + r.prompt_tokens - 1 - base, steps)
         r.finish_key = key = r.final - 1 + r.prompt_tokens - base
-        heappush(self.finishes, (key, seq, r))
+        _push(self.finishes, key << ENTRY_BITS | seq)
 
     def _leave(self, r: Request) -> None:
         base, steps = r.base, self.steps
@@ -302,16 +310,27 @@ class State:
             r.final = outputs
             self._seq = r.entry = self._seq + 1
             r.finish_key = outputs - 1 + r.prompt_tokens - r.base
-            heappush(self.finishes, (r.finish_key, r.entry, r))
+            self._shortened[r.entry] = r
+            _push(self.finishes, r.finish_key << ENTRY_BITS | r.entry)
+
+    def _ends(self, entry: int) -> Request | None:
+        """The running request whose valid entry this is."""
+        r = self.batch.get(entry)
+        if r is None and self._shortened:
+            r = self._shortened.get(entry)
+        return r if r is not None and r.entry == entry else None
 
     def _pop_ending(self, key: int) -> list[Request]:
         """Running requests whose last token is in flight at `key` steps, in batch order."""
         heap = self.finishes
         ending: list[Request] = []
-        while heap and heap[0][0] <= key:
-            _, entry, r = heappop(heap)
-            if entry == r.entry:
+        while heap and heap[0] >> ENTRY_BITS <= key:
+            entry = _pop(heap) & ENTRY_MASK
+            r = self._ends(entry)
+            if r is not None:
                 ending.append(r)
+            if self._shortened:
+                self._shortened.pop(entry, None)
         if len(ending) > 1:
             ending.sort(key=_seq)
         return ending

@@ -151,11 +151,12 @@ class RadixCache:
         return tuple(out)
 
     def _key_of(self, runs: Runs) -> Any:
-        """Key among its parent's children of a node with these tokens."""
+        """Key among its parent's children of a node with these tokens. Of single tokens: the content where it begins,
+        which is nearly always so."""
         if self.page > 1:
             return self._first_page(runs, 0, 0)
         c, s, _ = runs[0]
-        return (c, s)
+        return (c, s) if s else c
 
     def _descend(self, node: Node, runs: Runs, length: int, stamp: bool) -> tuple[Node, int]:
         """Follow `runs` (at most `length` tokens, a multiple of the page) down from `node`; split a partly covered
@@ -170,7 +171,10 @@ class RadixCache:
             if not kids:
                 break
             c, s, n = runs[ri]
-            kid = kids.get((c, s + ro) if page == 1 else self._first_page(runs, ri, ro))
+            if page > 1:
+                kid = kids.get(self._first_page(runs, ri, ro))
+            else:
+                kid = kids.get((c, s + ro) if s + ro else c)
             if kid is None:
                 break
             if stamp:

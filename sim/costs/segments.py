@@ -14,10 +14,21 @@ from math import ceil, inf, sqrt
 
 from sim.costs.base import CostModel
 
-Row = tuple[list[float], list[float], list[float], float, float]
-"""(starts, values, slopes, low, high): segment j covers contexts per sequence [starts[j], starts[j + 1]), with
-time = values[j] + slopes[j] (c - starts[j]) seconds; starts ends with infinity. `low`, `high`: what the source
-covers."""
+
+class Row:
+    """Segment j covers contexts per sequence [starts[j], starts[j + 1]), with time = values[j] + slopes[j]
+    (c - starts[j]) seconds; starts ends with infinity. `low`, `high`: what the source covers."""
+
+    __slots__ = ("high", "low", "slopes", "starts", "values")
+
+    def __init__(
+        self, starts: list[float], values: list[float], slopes: list[float], low: float = -inf, high: float = inf
+    ) -> None:
+        self.starts = starts
+        self.values = values
+        self.slopes = slopes
+        self.low = low
+        self.high = high
 
 
 def row_through(points: Sequence[tuple[float, float]], low: float = -inf, high: float = inf) -> Row:
@@ -41,7 +52,7 @@ def row_through(points: Sequence[tuple[float, float]], low: float = -inf, high: 
         at_zero = values[0] - slopes[0] * first
         values[0], starts[0] = max(at_zero, 0.0), 0.0
         slopes[0] = (values[1] - values[0]) / starts[1]
-    return [*starts, inf], values, slopes, low, high
+    return Row([*starts, inf], values, slopes, low, high)
 
 
 class SegmentCosts(CostModel, ABC):
@@ -53,7 +64,8 @@ class SegmentCosts(CostModel, ABC):
     padded_attention: bool = False
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
+        self._rows: list[Row | None] = []
+        """By batch size."""
         self._found = 0
         """The segment that was found last."""
         self._decode_asked = 0
@@ -69,10 +81,17 @@ class SegmentCosts(CostModel, ABC):
     def _prefill(self, new_tokens: int, attention: float, requests: int) -> tuple[float, bool]:
         """(seconds, whether the question lies outside the source's range)."""
 
+    def _row_of(self, batch: int) -> Row:
+        rows = self._rows
+        row = rows[batch] if 0 <= batch < len(rows) else None
+        return row if row is not None else self._make(batch)
+
     def _make(self, batch: int) -> Row:
         if batch < 1:
             raise ValueError(f"a decode step needs at least one sequence, not {batch}")
-        row = self._rows[batch] = self._row(batch)
+        row, rows = self._row(batch), self._rows
+        rows.extend([None] * (batch + 1 - len(rows)))
+        rows[batch] = row
         return row
 
     def _segment(self, starts: list[float], c: float) -> int:
@@ -88,19 +107,21 @@ class SegmentCosts(CostModel, ABC):
         return j
 
     def decode_time(self, batch: int, context: int) -> float:
-        starts, values, slopes, low, high = self._rows.get(batch) or self._make(batch)
+        row = self._row_of(batch)
+        starts = row.starts
         c = context / batch
         j = self._segment(starts, c)
         self._decode_asked += 1
-        if c < low or c > high:
+        if c < row.low or c > row.high:
             self._decode_outside += 1
-        return values[j] + slopes[j] * (c - starts[j])
+        return row.values[j] + row.slopes[j] * (c - starts[j])
 
     def run_time(self, batch: int, context: int, steps: int) -> float:
-        starts, values, slopes, low, high = self._rows.get(batch) or self._make(batch)
+        row = self._row_of(batch)
+        starts, values, slopes = row.starts, row.values, row.slopes
         c = context / batch
         self._decode_asked += 1
-        if c < low or c + steps - 1 > high:
+        if c < row.low or c + steps - 1 > row.high:
             self._decode_outside += 1
         j = self._segment(starts, c)
         total = 0.0
@@ -120,7 +141,8 @@ class SegmentCosts(CostModel, ABC):
                 j += 1
 
     def steps_within(self, batch: int, context: int, seconds: float) -> int:
-        starts, values, slopes, _, _ = self._rows.get(batch) or self._make(batch)
+        row = self._row_of(batch)
+        starts, values, slopes = row.starts, row.values, row.slopes
         c = context / batch
         j = self._segment(starts, c)
         total = 0.0

@@ -65,11 +65,11 @@ class SpeculativeCosts(SegmentCosts):
         steps, share = self._s.speculative_num_steps, self._s.draft_step_share
         q = steps + 1
         verify, draft = self._target._row(batch * q), self._target._row(batch)
-        ends = sorted({0.0, *(q * x for x in verify[0][:-1]), *draft[0][:-1]})
+        ends = sorted({0.0, *(q * x for x in verify.starts[:-1]), *draft.starts[:-1]})
         points = [
             (c, (_at(verify, c / q) + steps * share * _at(draft, c)) / self._tokens) for c in (*ends, ends[-1] + 1.0)
         ]
-        return row_through(points, draft[3], draft[4])
+        return row_through(points, draft.low, draft.high)
 
     def _prefill(self, new_tokens: int, attention: float, requests: int) -> tuple[float, bool]:
         seconds, outside = self._target._prefill(new_tokens, attention, requests)
@@ -78,6 +78,5 @@ class SpeculativeCosts(SegmentCosts):
 
 def _at(row: Row, context: float) -> float:
     """Seconds of a row at a context per sequence."""
-    starts, values, slopes = row[0], row[1], row[2]
-    j = bisect_right(starts, context) - 1
-    return values[j] + slopes[j] * (context - starts[j])
+    j = bisect_right(row.starts, context) - 1
+    return row.values[j] + row.slopes[j] * (context - row.starts[j])
