@@ -6,6 +6,7 @@ kept of a trajectory that was retired. It refuses to know engines and time.
 
 from __future__ import annotations
 
+from testbed.fields import fields_of
 from testbed.numbered import Numbered
 from testbed.workloads import Plan, Run, Task, Workload
 
@@ -21,14 +22,19 @@ class Conversation:
         "output_tokens",
         "plan",
         "prompt_tokens",
+        "reward",
+        "reward_s",
         "said",
         "stops",
     )
 
     def __init__(self, plan: Plan, content: tuple[Run, ...], prompt_tokens: int) -> None:
         self.plan = plan
-        self.output_tokens = plan.output_tokens
-        self.stops = plan.stops
+        self.output_tokens: tuple[int, ...]
+        self.stops: tuple[bool, ...]
+        self.reward: float
+        self.reward_s: float
+        self.output_tokens, self.stops, _, _, self.reward, self.reward_s, _, _ = fields_of(plan)
         """The plan's, which every turn asks for."""
         self.content = content
         self.prompt_tokens = prompt_tokens

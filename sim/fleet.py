@@ -8,8 +8,6 @@ from __future__ import annotations
 from math import inf, nextafter
 from typing import Any, Final
 
-from msgspec.structs import astuple
-
 from sim.agenda import Call, Callback
 from sim.clock import ARRIVE, ENGINE, REPORT, Clock
 from sim.costs.base import CostModel
@@ -21,7 +19,7 @@ from sim.prefill_decode import Prefilled, decode_part, prefill_part, prefilled, 
 from sim.shared_machine import SharedMachine
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.events import TurnFinished
+from testbed.fields import fields_of
 from testbed.scenario import Scenario
 from testbed.scenario.layout import Layout
 
@@ -29,6 +27,9 @@ FORM: Final = ENGINE + 5
 """An engine forms its next batch. After all engines have said what ended at this instant: it takes in what they
 free."""
 
+# Globals that are Final are no look-up where this is compiled.
+_Finished: Final = Finished
+_TurnFinished: Final = said.TurnFinished
 _TURN_BITS: Final = 20
 _TURN_MASK: Final = (1 << 20) - 1
 """Request id = trajectory << 20 | turn."""
@@ -188,11 +189,11 @@ class Fleet:
                     self._cut_short(slot, n)
                     return
                 n = whole
-        if type(n) is Finished:
+        if type(n) is _Finished:
             self.finished_turns += 1
             # all fields at once: one by one each is looked up by its name
-            rid, _, output_tokens, spans, cached, started_t, first_t, reason, again, kv_version, retractions = astuple(
-                n
+            rid, _, output_tokens, spans, cached, started_t, first_t, reason, again, kv_version, retractions = (
+                fields_of(n)
             )
             request: int = rid
             trajectory, turn = request >> _TURN_BITS, request & _TURN_MASK
@@ -212,7 +213,7 @@ class Fleet:
             else:
                 c.prompt_tokens = prompt + outputs
             self.tell(
-                TurnFinished(
+                _TurnFinished(
                     now,
                     trajectory,
                     turn,
@@ -284,7 +285,7 @@ class Fleet:
         trajectory: int
         turn: int
         engine: int
-        trajectory, turn, engine, group, task, member, _, _ = astuple(a)
+        trajectory, turn, engine, group, task, member, _, _ = fields_of(a)
         slot = self.slots[engine]
         c = self.store.begin_turn(trajectory, group, task, member)
         model = slot.model

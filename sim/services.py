@@ -6,6 +6,7 @@ Each action becomes a job at a queue or a formula, each result an event. It refu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from sim.clock import ARRIVE, COMPLETE, Clock
 from sim.experience_store import ExperienceStore
@@ -14,9 +15,11 @@ from sim.tools import Done, Environments, Station
 from sim.trainer import TrainerModel
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.events import SignalReady
+from testbed.fields import fields_of
 from testbed.scenario import Scenario
 from testbed.workloads import Task, Workload
+
+_SignalReady: Final = said.SignalReady
 
 
 class Services:
@@ -130,8 +133,11 @@ class Services:
     # --- signals and training -----------------------------------------------------------------------------------------
 
     def compute_signals(self, a: do.ComputeSignals) -> None:
-        signal, trajectories = a.signal, a.trajectories
-        if a.pool >= 0:
+        signal: str
+        trajectories: tuple[int, ...]
+        pool: int
+        signal, trajectories, pool = fields_of(a)
+        if pool >= 0:
             lengths = [self.store.conversation(t).prompt_tokens for t in trajectories]
             seconds = self.trainer.forward_seconds(lengths)
             if self.machine is None:
@@ -140,25 +146,25 @@ class Services:
                 self.machine.work(seconds, self._signals_done, a)
         elif signal == "reward":
             for t in trajectories:
-                plan = self.store.conversation(t).plan
-                seconds = plan.reward_s
-                if seconds <= 0 and not self.verifiers.slots:
-                    self.tell(SignalReady(self._agenda.now, "reward", (t,), (plan.reward,)))
+                c = self.store.conversation(t)
+                if c.reward_s <= 0 and not self.verifiers.slots:
+                    self.tell(_SignalReady(self._agenda.now, "reward", (t,), (c.reward,)))
                 else:
-                    self.verifiers.submit(seconds, self._on_reward, (t, plan.reward))
+                    self.verifiers.submit(c.reward_s, self._on_reward, ((t,), (c.reward,)))
         else:
             for t in trajectories:
                 self.external.submit(self._external_s, self._external_done, (signal, t))
 
     def _signals_done(self, a: do.ComputeSignals) -> None:
         self.completed += 1
-        self.tell(SignalReady(self._agenda.now, a.signal, a.trajectories))
+        self.tell(_SignalReady(self._agenda.now, a.signal, a.trajectories))
 
-    def _reward_done(self, arg: tuple[int, float]) -> None:
-        self.tell(SignalReady(self._agenda.now, "reward", (arg[0],), (arg[1],)))
+    def _reward_done(self, arg: tuple[Any, Any]) -> None:
+        """`arg`: the trajectory and its reward, each as the event has it."""
+        self.tell(_SignalReady(self._agenda.now, "reward", arg[0], arg[1]))
 
     def _external_done(self, arg: tuple[str, int]) -> None:
-        self.tell(SignalReady(self._agenda.now, arg[0], (arg[1],)))
+        self.tell(_SignalReady(self._agenda.now, arg[0], (arg[1],)))
 
     def train(self, a: do.Train) -> None:
         lengths = [x.prompt_tokens + x.output_tokens + x.observation_tokens for x in a.experiences]

@@ -8,11 +8,11 @@ what the things are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 V = TypeVar("V")
 
-_SPARE = 4096
+_SPARE: Final = 4096
 """So many places may be void before the list is cut."""
 
 

@@ -130,7 +130,7 @@ class Core:
             self.pool.pump()
             self.pool.note()
             self._maybe_finish()
-        if not event.continues and not self._jobs.external:
+        if not self._jobs.external and not event.continues:
             self._pump()
 
     def _prefill_finished(self, event: said.PrefillFinished) -> None:
@@ -149,7 +149,8 @@ class Core:
 
     def _signal_ready(self, event: said.SignalReady) -> None:
         lots_changed = self.experience.signal_ready(event)
-        if event.signal in self._jobs.on_trainer:
+        on_trainer = self._jobs.on_trainer
+        if on_trainer and event.signal in on_trainer:
             self.pool.signal_ready(event)
             self._pump()
         elif lots_changed:

@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 from math import ceil
+from typing import Final
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.actions import ComputeSignals, Experience
 from testbed.core.context import Context
 from testbed.core.errors import ProtocolError
 from testbed.core.records import Group, Lot, Trajectory
+from testbed.fields import fields_of
 from testbed.metrics.staleness import sizes_of
 from testbed.policies.buffer import buffer
 from testbed.policies.placement import EXTERNAL, JobMap
 from testbed.policies.selection import order, rejected
 from testbed.policies.staleness import StalenessRule
+
+_ComputeSignals: Final = do.ComputeSignals
+_Experience: Final = do.Experience
 
 
 class ExperienceStore:
@@ -49,8 +53,9 @@ class ExperienceStore:
         self.unscored = 0
         """Generated trajectories that are not ready."""
         self._sequence = 0
+        self._waits = config.staleness.action == "wait"
         self._unused: dict[int, int] = {}
-        """Dispatch version -> trajectories dispatched under it and not yet used."""
+        """Dispatch version -> trajectories dispatched under it and not yet used; counted if publications wait."""
         self._batch: list[Lot] = []
         self._batches = 0
         self._lost_trajectories = 0
@@ -63,11 +68,12 @@ class ExperienceStore:
     # --- bookkeeping of versions for the `wait` action ----------------------------------------------------------------
 
     def dispatched(self, t: Trajectory) -> None:
-        self._unused[t.dispatch_version] = self._unused.get(t.dispatch_version, 0) + 1
+        if self._waits:
+            self._unused[t.dispatch_version] = self._unused.get(t.dispatch_version, 0) + 1
 
     def _used(self, t: Trajectory) -> None:
         version = t.dispatch_version
-        if version >= 0:
+        if self._waits and version >= 0:
             left = self._unused[version] - 1
             if left:
                 self._unused[version] = left
@@ -75,7 +81,7 @@ class ExperienceStore:
                 del self._unused[version]
 
     def holds_publication(self) -> bool:
-        if self._ctx.closed or not self._more_to_come():
+        if not self._waits or self._ctx.closed or not self._more_to_come():
             return False  # nothing will use the old experience, or not before this publication
         oldest = min(self._unused) if self._unused else None
         return self.rule.holds_publication(self._p.deployed, oldest)
@@ -129,9 +135,9 @@ class ExperienceStore:
             p.open_groups -= 1
         for signal in self._external:
             if not self._serial or signal != "reward":
-                ctx.out.append(ComputeSignals(signal, (t.id,), EXTERNAL))
+                ctx.out.append(_ComputeSignals(signal, (t.id,), EXTERNAL))
             elif last:
-                ctx.out.append(ComputeSignals(signal, self._generated_members(group), EXTERNAL))
+                ctx.out.append(_ComputeSignals(signal, self._generated_members(group), EXTERNAL))
         if not t.missing & ~self._trainer_bits:
             self._scored(t)
 
@@ -141,13 +147,17 @@ class ExperienceStore:
     def signal_ready(self, event: said.SignalReady) -> bool:
         """A signal is there. Returns whether that changed how many lots are trainable or lost."""
         self._before = None
-        signal, values, trajectories = event.signal, event.values, self._ctx.trajectories
+        signal: str
+        ids: tuple[int, ...]
+        values: tuple[float, ...]
+        _, signal, ids, values = fields_of(event)
+        trajectories = self._ctx.trajectories
         bit = self._jobs.bit.get(signal)
         if bit is None:
             raise ProtocolError(f"signal {signal!r} is not one that the algorithm needs: {list(self._jobs.bit)}")
         on_trainer = self._trainer_bits
         is_reward = signal == "reward"
-        for i, id in enumerate(event.trajectories):
+        for i, id in enumerate(ids):
             t = trajectories.get(id)
             if t is None:
                 continue
@@ -275,7 +285,7 @@ class ExperienceStore:
             p.generated += 1
             waiting = self._generated_members(group)
             if self._serial and "reward" in self._jobs.external and waiting:
-                self._ctx.out.append(ComputeSignals("reward", waiting, EXTERNAL))
+                self._ctx.out.append(_ComputeSignals("reward", waiting, EXTERNAL))
         if not self._together:
             self.buffer.release(1)
             group.lots -= 1
@@ -457,7 +467,7 @@ class ExperienceStore:
         if verdict == "mask":
             t.masked_tokens = self.rule.masked_tokens(t, t.dequeue_deployed)
         group = t.group
-        return Experience(
+        return _Experience(
             t.id,
             group.id,
             group.task,

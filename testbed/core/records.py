@@ -93,7 +93,7 @@ class Trajectory:
         self.reward = 0.0
         self.missing = 0
         """Bit mask of signals that are not there yet."""
-        self.token_versions: list[tuple[int, int]] = []
+        self.token_versions: list[tuple[int, int]] | None = None
         """(version, tokens) in the order generated; neighbours differ in version. Kept where tokens may be masked for
         their version."""
 

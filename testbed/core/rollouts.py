@@ -7,18 +7,18 @@ batches, staleness and weights, except that a closed engine takes no turn."""
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
-from msgspec.structs import astuple
 from numpy.random import Generator
 
 from testbed.core import actions as do
 from testbed.core import events as said
-from testbed.core.actions import StartTurn
 from testbed.core.context import Context
 from testbed.core.errors import ProtocolError
 from testbed.core.experience import ExperienceStore
 from testbed.core.programs import Programs
 from testbed.core.records import Engine, Group, Trajectory
+from testbed.fields import fields_of
 from testbed.policies.admission import admission
 from testbed.policies.concurrency import StaticBatch, concurrency
 from testbed.policies.routing import Router, RouteRequest, router
@@ -26,7 +26,8 @@ from testbed.policies.routing.split import SplitRouter
 from testbed.policies.turn_order import ByGroupLength, Turns, turn_queue
 from testbed.scenario.programs import ThunderAgent
 
-MAX_ATTEMPTS = 4
+_StartTurn: Final = do.StartTurn
+MAX_ATTEMPTS: Final = 4
 """A turn that was lost this often ends its trajectory as failed."""
 
 
@@ -286,7 +287,7 @@ class Rollouts:
             if limit.engine_full(index, len(engine.in_flight)):
                 self._full.add(index)
                 router.close(index)
-            ctx.out.append(StartTurn(id, turn, index, group.id, group.task, t.member, t.attempt, router.why))
+            ctx.out.append(_StartTurn(id, turn, index, group.id, group.task, t.member, t.attempt, router.why))
 
     def _leave_engine(self, t: Trajectory, index: int) -> Engine:
         engine = self._ctx.engines[index]
@@ -314,7 +315,7 @@ class Rollouts:
         started_t: float
         first_t: float
         kv_version: int
-        now, id, turn, index, _, outputs, spans, _, first_t, started_t, reason, continues, _, kv_version, _ = astuple(
+        now, id, turn, index, _, outputs, spans, _, first_t, started_t, reason, continues, _, kv_version, _ = fields_of(
             event
         )
         engine, t = self._over(event, index, id, turn)
@@ -362,7 +363,11 @@ class Rollouts:
         """
         at, latest = 0, -1
         oldest, newest = t.oldest_version, t.newest_version
-        history = t.token_versions if self._keeps_history else None
+        history: list[tuple[int, int]] | None = None
+        if self._keeps_history:
+            if t.token_versions is None:
+                t.token_versions = []
+            history = t.token_versions
         for version, start, end in spans:
             if start != at or end < start or version < latest:
                 raise ProtocolError(f"spans of trajectory {t.id} turn {turn} do not partition its output: {spans}")

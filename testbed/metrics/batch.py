@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
-from msgspec.structs import astuple
-
 from testbed.core.actions import Experience, Train
+from testbed.fields import fields_of
 from testbed.metrics.sketch import Sketch
 from testbed.metrics.staleness import at_completion, at_dequeue
 from testbed.metrics.summary import StalenessReading, TrajectoryTime
@@ -97,7 +96,7 @@ class BatchFold:
                 use,
                 corrected,
                 _,
-            ) = astuple(e)
+            ) = fields_of(e)
             rewards += reward
             self.trained_tokens += outputs - masked
             if use:

@@ -99,7 +99,7 @@ class GpuTime:
             StartTurn: self._start_turn,
             TurnFinished: self._end_turn,
             PrefillFinished: self._end_turn,
-            HandOver: lambda t, a: self._enter_engine(t, a.to),
+            HandOver: lambda t, a: self.enter_engine(t, a.to),
             TurnFailed: self._end_turn,
             RunTool: self._goes_outside,
             PrepareEnvironment: self._goes_outside,
@@ -132,9 +132,9 @@ class GpuTime:
     # --- turns, tools, notes ------------------------------------------------------------------------------------------
 
     def _start_turn(self, t: float, a: StartTurn) -> None:
-        self._enter_engine(t, a.engine)
+        self.enter_engine(t, a.engine)
 
-    def _enter_engine(self, t: float, index: int) -> None:
+    def enter_engine(self, t: float, index: int) -> None:
         engine = self._engines[index]
         engine.in_flight = n = engine.in_flight + 1
         self._in_flight += 1
@@ -143,7 +143,10 @@ class GpuTime:
             self._recheck_cause(t)
 
     def _end_turn(self, t: float, e: TurnFinished | PrefillFinished | TurnFailed) -> None:
-        engine = self._engines[e.engine]
+        self.leave_engine(t, e.engine)
+
+    def leave_engine(self, t: float, index: int) -> None:
+        engine = self._engines[index]
         if engine.lost:
             return
         engine.in_flight = n = engine.in_flight - 1
@@ -190,7 +193,7 @@ class GpuTime:
             self._place_trainer(t)
 
     def _signal_ready(self, t: float, e: SignalReady) -> None:
-        owed = self._signals.get(e.signal)
+        owed = self._signals.get(e.signal) if self._owed else 0
         if owed:
             done = min(owed, len(e.trajectories))
             self._signals[e.signal] = owed - done

@@ -14,8 +14,9 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from testbed.core.actions import Action, AnyAction, Train
-from testbed.core.events import AnyEvent, Event, TrainStepFinished
+from testbed.core.actions import Action, AnyAction, StartTurn, Train
+from testbed.core.events import AnyEvent, Event, TrainStepFinished, TurnFinished
+from testbed.fields import fields_of
 from testbed.metrics.batch import LOST_TURN, BatchFold, BatchTotals
 from testbed.metrics.bias import BiasFold, PlanOf, has_tail_rule
 from testbed.metrics.fold import Handler, Handlers
@@ -95,13 +96,14 @@ class RunMetrics:
         self._recompute_then = [0.0] * len(self._gpu.lanes)
         self._recompute_left = [0.0] * len(self._gpu.lanes)
         """GPU-seconds of recomputation that a step's generation could not hold: reported late."""
+        turns: Handlers = {StartTurn: self._start_turn, TurnFinished: self._turn_finished}
         self._handlers = _merge(
             # a step is closed with what was before its last update; `Tokens` ends the `Life` that `_train` reads
-            {Train: self._train, TrainStepFinished: self._train_step},
-            self._gpu.handlers,
-            self._lives.handlers,
-            self._tokens.handlers,
-            self._updates.handlers,
+            {Train: self._train, TrainStepFinished: self._train_step, **turns},
+            _without(turns, self._gpu.handlers),
+            _without(turns, self._lives.handlers),
+            _without(turns, self._tokens.handlers),
+            _without(turns, self._updates.handlers),
             self._waits.handlers,
             {} if self._programs is None else self._programs.handlers,
             {} if self._bias is None else self._bias.handlers,
@@ -118,6 +120,50 @@ class RunMetrics:
         for action in actions:
             for handle in handlers[type(action)]:
                 handle(t, action)
+
+    # Turns are most of what happens, and several folds read them: they are taken apart once.
+
+    def _start_turn(self, t: float, a: StartTurn) -> None:
+        trajectory: int
+        engine: int
+        trajectory, _, engine, _, _, _, _, _ = fields_of(a)
+        self._gpu.enter_engine(t, engine)
+        self._lives.start_turn(t, trajectory, engine)
+        self._updates.request(t, engine)
+
+    def _turn_finished(self, t: float, e: TurnFinished) -> None:
+        trajectory: int
+        engine: int
+        prompt: int
+        outputs: int
+        cached: int
+        first_t: float
+        started_t: float
+        again: int
+        kv_version: int
+        retractions: int
+        (
+            _,
+            trajectory,
+            _,
+            engine,
+            prompt,
+            outputs,
+            _,
+            cached,
+            first_t,
+            started_t,
+            reason,
+            continues,
+            again,
+            kv_version,
+            retractions,
+        ) = fields_of(e)
+        self._gpu.leave_engine(t, engine)
+        self._lives.finish_turn(
+            t, trajectory, engine, outputs, started_t, first_t, reason == "length" and not continues
+        )
+        self._tokens.finish_turn(engine, prompt, outputs, cached, again, kv_version, retractions)
 
     def _train(self, t: float, a: Train) -> None:
         self._training[a.batch] = BatchFold(a, self._lives, self._update_times, self._sizes)
@@ -308,6 +354,11 @@ def several_turns(scenario: Scenario) -> bool:
     if isinstance(w, LengthsWorkload):
         return w.turns != FixedLength(tokens=1) or w.environment is not None
     return not isinstance(w, TraceWorkload)
+
+
+def _without(kinds: Handlers, table: Handlers) -> Handlers:
+    """The rest of a table."""
+    return {kind: handle for kind, handle in table.items() if kind not in kinds}
 
 
 def _merge(*tables: Handlers) -> dict[type, tuple[Handler, ...]]:

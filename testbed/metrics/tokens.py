@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from msgspec.structs import astuple
-
 from testbed.core.actions import Retire
 from testbed.core.events import EngineJoined, EngineResumed, TurnFailed, TurnFinished
 from testbed.metrics.fold import Handlers
@@ -76,15 +74,20 @@ class Tokens:
         return taken
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
-        # all fields at once: one by one each is looked up by its name
-        engine: int
-        prompt: int
-        outputs: int
-        cached: int
-        again: int
-        kv_version: int
-        retractions: int
-        _, _, _, engine, prompt, outputs, _, cached, _, _, _, _, again, kv_version, retractions = astuple(e)
+        self.finish_turn(
+            e.engine,
+            e.prompt_tokens,
+            e.output_tokens,
+            e.cached_tokens,
+            e.recomputed_tokens,
+            e.kv_version,
+            e.retractions,
+        )
+
+    def finish_turn(
+        self, engine: int, prompt: int, outputs: int, cached: int, again: int, kv_version: int, retractions: int
+    ) -> None:
+        """Tokens, and the version of the oldest KV it reused (-1: none)."""
         now = self._now
         now.generated += outputs
         now.prompt += prompt

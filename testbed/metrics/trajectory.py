@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from msgspec.structs import astuple
-
 from testbed.core.actions import (
     HandOver,
     PauseProgram,
@@ -141,7 +139,7 @@ class Lives:
         self.handlers: Handlers = {
             PrepareEnvironment: self._prepare_environment,
             EnvironmentReady: self._environment_ready,
-            StartTurn: self._start_turn,
+            StartTurn: lambda t, a: self.start_turn(t, a.trajectory, a.engine),
             TurnFinished: self._turn_finished,
             PrefillFinished: self._prefill_finished,
             HandOver: self._hand_over,
@@ -175,9 +173,9 @@ class Lives:
             life = self._lives[trajectory] = Life()
         return life
 
-    def _start_turn(self, t: float, a: StartTurn) -> None:
-        life = self._life(a.trajectory)
-        clock = self._clocks[a.engine]
+    def start_turn(self, t: float, trajectory: int, engine: int) -> None:
+        life = self._life(trajectory)
+        clock = self._clocks[engine]
         life._pause_mark = clock.total(t) if clock.stopped else clock.before
         life._decodes_from = -1.0
         life._busy = True
@@ -196,13 +194,13 @@ class Lives:
             life._decodes_from = t
 
     def _turn_finished(self, t: float, e: TurnFinished) -> None:
-        # all fields at once: one by one each is looked up by its name
-        trajectory: int
-        engine: int
-        outputs: int
-        first_t: float
-        started_t: float
-        _, trajectory, _, engine, _, outputs, _, _, first_t, started_t, reason, continues, _, _, _ = astuple(e)
+        capped = e.finish_reason == "length" and not e.continues
+        self.finish_turn(t, e.trajectory, e.engine, e.output_tokens, e.started_t, e.first_token_t, capped)
+
+    def finish_turn(
+        self, t: float, trajectory: int, engine: int, outputs: int, started_t: float, first_t: float, capped: bool
+    ) -> None:
+        """`capped`: it is the last one, and ended at the length cap."""
         life = self._lives.get(trajectory)
         if life is None:
             return
@@ -218,7 +216,7 @@ class Lives:
             else:
                 life.decode -= clock.within(life._decodes_from, t)
         life.tokens += outputs
-        life.capped = reason == "length" and not continues
+        life.capped = capped
         life._busy = False
 
     def _turn_failed(self, t: float, e: TurnFailed) -> None:

@@ -215,7 +215,11 @@ class Updates:
             del self._of_engine[engine]
 
     def _start_turn(self, t: float, a: StartTurn) -> None:
-        if self._effective is not None and a.engine in self._effective[1]:
+        self.request(t, a.engine)
+
+    def request(self, t: float, engine: int) -> None:
+        """An engine gets one."""
+        if self._effective is not None and engine in self._effective[1]:
             self._now["first_requests"] += 1
             self._now["effective_s"] += t - self._effective[0]
             self._effective = None

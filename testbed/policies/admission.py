@@ -46,7 +46,7 @@ class Admission(Protocol):
         """The task of a group that an early stop abandoned."""
 
 
-class Bounded:
+class Bounded(Admission):
     """N_submitted <= (v + eta + 1) B k after this submission, i.e. N_submitted < (v + eta + 1) B k before it (AReaL).
 
     eta = 0 is the synchronous barrier: the next batch starts when the previous one is trained and its weights serve.

@@ -5,10 +5,12 @@ different times, and one role may span many GPUs."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from testbed.scenario.layout import Layout
 from testbed.scenario.scenario import Scenario
 
-EXTERNAL = -1
+EXTERNAL: Final = -1
 """A service outside the GPU pools: verifier, reward model, hosted teacher."""
 
 

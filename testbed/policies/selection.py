@@ -33,7 +33,7 @@ class Order(Protocol):
         """Whether the lot can never be selected again."""
 
 
-class ByReadiness:
+class ByReadiness(Order):
     """fifo: in the order of becoming ready."""
 
     why = "fifo"

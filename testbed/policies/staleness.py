@@ -6,7 +6,7 @@ A rule is measure x bound x action, read at dequeue. The measures themselves are
 from __future__ import annotations
 
 from testbed.core.records import Lot, Trajectory
-from testbed.metrics.staleness import MEASURES
+from testbed.metrics.staleness import MEASURES, oldest_token
 from testbed.metrics.version_sets import Sizes
 from testbed.scenario.experience import Staleness
 
@@ -34,6 +34,8 @@ class StalenessRule:
 
     def of_members(self, lot: Lot) -> list[int]:
         """`reading` of each member."""
+        if self.measure == "oldest_token":  # the default: without a call by its address and look-ups by name
+            return [oldest_token(m.dequeue_deployed, m.oldest_version) for m in lot.members]
         measure, sizes = self._measure, self._sizes
         return [measure(m, m.dequeue_deployed, m.trainer_version, sizes) for m in lot.members]
 
@@ -58,4 +60,4 @@ class StalenessRule:
         if self.bound is None:
             return 0
         oldest_allowed = deployed - self.bound
-        return sum(n for version, n in trajectory.token_versions if version < oldest_allowed)
+        return sum(n for version, n in trajectory.token_versions or () if version < oldest_allowed)

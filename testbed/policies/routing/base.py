@@ -102,7 +102,7 @@ class Router(Protocol):
         ...
 
 
-class LoadTracking:
+class LoadTracking(Router):
     """Base of all routers: counts turns in engines and remembers which engines are open."""
 
     why: str = ""

@@ -23,7 +23,7 @@ def _decode_router(config: PdDisaggregation, engines: int, rng: UniformSource) -
             return LeastLoadRouter(engines)
 
 
-class SplitRouter:
+class SplitRouter(Router):
     """Engines 0 .. prefill_engines - 1 are `prefill`'s, the `decode_engines` after them a router's of their own."""
 
     def __init__(
