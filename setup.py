@@ -16,13 +16,17 @@ HOT = {
     "engine_scheduler engine_state experience_store fleet radix_cache services tiered_cache tools weight_steps",
     "sim/costs": "analytic base calibrated linear measured segments speculation",
     "sim/serving": "costs",
-    "testbed": "numbered",
-    "testbed/core": "context core experience pools publication records rollouts",
+    "testbed": "fields numbered",
+    "testbed/core": "context core experience pools publication records rollouts states",
     "testbed/policies": "admission buffer concurrency placement publication selection staleness",
     "testbed/policies/routing": "active_blocks affinity balancing base cost dynamo estimate hashing loads mooncake "
     "order preble prefix_tree prefixes split",
-    "testbed/metrics": "batch gpu_time lanes run staleness tokens trajectory updates waits",
+    "testbed/metrics": "batch gpu_time lanes run sketch staleness tokens trajectory updates waits",
 }
+
+
+DIRECT = ["-fvisibility=hidden", "-fno-plt"]
+"""Functions of the extension call each other, and the interpreter, without a detour through a table."""
 
 
 def extensions() -> list[object]:
@@ -33,7 +37,11 @@ def extensions() -> list[object]:
 
     modules = [f"{folder}/{name}.py" for folder, names in HOT.items() for name in names.split()]
     options = ["--config-file=", "--ignore-missing-imports", "--no-warn-unused-ignores"]
-    return list(mypycify([*options, *modules], opt_level="2", debug_level="0"))
+    found = list(mypycify([*options, *modules], opt_level="2", debug_level="0"))
+    if os.name == "posix":
+        for extension in found:
+            extension.extra_compile_args += DIRECT
+    return found
 
 
 setup(ext_modules=extensions())

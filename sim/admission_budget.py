@@ -7,7 +7,6 @@ They refuse to know queues, trees and time.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from functools import lru_cache
 from typing import Final
 
@@ -73,8 +72,9 @@ class FutureTokens:
         self.linear = 0
         self.clipped = 0
         self._sum = 0
-        # by quota, smallest first; nearly all come in that order
-        self._crossings: deque[tuple[int, int, Request]] = deque()
+        self._crossings: list[tuple[int, int, Request]] = []
+        """(quota, place in the batch, request) by quota, smallest first; nearly all come in that order. About as long
+        as the batch, so that taking the first from a list costs no more than from a deque."""
 
     def add(self, r: Request, quota: int, steps: int) -> None:
         r.quota = quota
@@ -101,13 +101,13 @@ class FutureTokens:
             r.linear = True
             crossings = self._crossings
             while crossings and crossings[0][2].linear:
-                crossings.popleft()
+                crossings.pop(0)
 
     def _cross(self, steps: int) -> None:
         """Requests that fell below the clip become linear; marks of requests that left are dropped."""
         crossings = self._crossings
         while crossings and crossings[0][0] - steps < CLIP_MAX_NEW_TOKENS:
-            quota, _, r = crossings.popleft()
+            quota, _, r = crossings.pop(0)
             if not r.linear and r.quota == quota:
                 r.linear = True
                 self.clipped -= 1

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from math import ceil, log
+from typing import Any, Final
 
 from testbed.metrics.summary import Distribution
 
 RELATIVE_ERROR = 0.01
-EXACT = 1024
-_GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
-_LOG_GAMMA = log(_GAMMA)
-_TINY = 1e-9
+EXACT: Final = 1024
+_GAMMA: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+_LOG_GAMMA: Final = log(_GAMMA)
+_TINY: Final = 1e-9
 """Seconds below this are rounding: 0."""
 
 
@@ -29,12 +30,13 @@ class Sketch:
 
     def __init__(self) -> None:
         self.count = 0
-        self.total: float = 0
-        self.max: float = 0
+        self.total = 0.0
+        self.max = 0.0
         self._exact: Counter[int] = Counter()
         self._buckets: Counter[int] = Counter()
 
-    def add(self, value: float, times: int = 1) -> None:
+    def add(self, value: Any, times: int = 1) -> None:
+        """`value`: an int or a float, which is not the same here."""
         if value < 0:
             if value < -_TINY:
                 raise ValueError(f"{value} is negative")
@@ -50,18 +52,19 @@ class Sketch:
         else:
             self._buckets[ceil(log(value) / _LOG_GAMMA)] += times
 
-    def extend(self, values: Iterable[float]) -> None:
+    def extend(self, values: Iterable[Any]) -> None:
         """Add many; equal ones are put together first."""
         buckets = self._buckets
         for value, times in Counter(values).items():
             if value < EXACT:
                 self.add(value, times)
                 continue
+            number: float = value
             self.count += times
-            self.total += value * times
-            if value > self.max:
-                self.max = value
-            buckets[ceil(log(value) / _LOG_GAMMA)] += times
+            self.total += number * times
+            if number > self.max:
+                self.max = number
+            buckets[ceil(log(number) / _LOG_GAMMA)] += times
 
     def merge(self, other: Sketch) -> None:
         """Add everything that the other holds."""
