@@ -17,7 +17,7 @@ HOT = {
     "sim/costs": "analytic base calibrated linear measured segments speculation",
     "sim/serving": "costs",
     "testbed": "fields numbered",
-    "testbed/core": "context core experience pools publication records rollouts states",
+    "testbed/core": "context core experience pools publication records rollouts",
     "testbed/policies": "admission buffer concurrency placement publication selection staleness",
     "testbed/policies/routing": "active_blocks affinity balancing base cost dynamo estimate hashing loads mooncake "
     "order preble prefix_tree prefixes split",
