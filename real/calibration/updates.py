@@ -64,16 +64,14 @@ class Updates:
 
 
 PROBE = UpdateSize(16, 32)
-"""Of the updates that are always the same."""
-PROBES = 3
-"""In a row."""
+"""Of the update that is always the same."""
 
 
 async def probed(trainer: Trainer, vocab_size: int) -> float:
-    """Seconds of a probe's updates. The trainer's weights are others afterwards. Raises `real.errors.RealError`."""
+    """Seconds of a probe's update. The trainer's weights are others afterwards. Raises `real.errors.RealError`."""
     work = Updates(trainer, PROBE, vocab_size)
     await work.make()  # what happens after a pause only
-    return await work.make(PROBES)
+    return await work.make()
 
 
 async def measure_updates(

@@ -195,7 +195,7 @@ def traffic(max_requests: int, max_tokens: int, max_context: int) -> Traffic:
     return Traffic(clients, tuple(each))
 
 
-TRAFFIC_REQUESTS = 36
+TRAFFIC_REQUESTS = 24
 """Of a loop; at least two for each client."""
 
 

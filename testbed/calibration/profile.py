@@ -166,7 +166,7 @@ class Profile(Struct, frozen=True):
     arrival: ArrivalFit | None = None
     trainer: TrainerFit | None = None
     probe_s: float | None = None
-    """Seconds of a probe's optimizer updates while the trainer was measured."""
+    """Seconds of a probe's optimizer update while the trainer was measured."""
     updates: dict[str, UpdateTimes] = {}
     """By path."""
     switch: SwitchTimes | None = None

@@ -29,7 +29,7 @@ NEAREST = 2
 
 
 class Probe(Struct, frozen=True):
-    """One look at the machine: what the loop took on each engine, and seconds of optimizer updates that are always the
+    """One look at the machine: what the loop took on each engine, and seconds of an optimizer update that is always the
     same (None where engines and trainer share GPUs)."""
 
     loop: list[TrafficPoint]
@@ -49,7 +49,7 @@ def around(probes: Sequence[Probe], run: int) -> MachineSpeed:
 
 
 class Loops(Struct):
-    """The closed loop of a calibration, right before and after a part; and the updates of a probe, before and after
+    """The closed loop of a calibration, right before and after a part; and the update of a probe, before and after
     those that are fitted."""
 
     engine: list[TrafficPoint]
