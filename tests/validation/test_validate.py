@@ -286,6 +286,13 @@ def test_what_an_earlier_validation_simulated_is_no_real_run(cli: Cli, suite: Pa
     assert {name: len(s["runs"]) for name, s in scenarios.items()} == {"a": 2, "b": 1}
 
 
+def test_the_short_run_of_a_calibration_is_no_real_run(cli: Cli, suite: Path, tmp_path: Path) -> None:
+    shutil.copytree(suite / "b/real-1", suite / "b/calibration/8x8")
+    assert cli("validate", "--run", "suite", "--json", "f.json", "--out", "v", "--no-report").code == 0
+    scenarios = read_json(tmp_path / "f.json")["scenarios"]
+    assert {name: len(s["runs"]) for name, s in scenarios.items()} == {"a": 2, "b": 1}
+
+
 def test_a_miss_of_one_scenario_is_named_with_its_cause(cli: Cli, suite: Path, tmp_path: Path) -> None:
     slow = "simulation.engine_costs={type: linear, base_s: 0.02, per_sequence_s: 0.0002}"
     said = cli("validate", "--run", "suite", "--set", slow, "--json", "f.json", "--max-error", "5", "--no-report")
