@@ -50,8 +50,6 @@ class Job(Struct, frozen=True):
 Progress = Callable[[int, Status], None]
 """Hears where the run of this index stands."""
 Done = Callable[[int, Measured], None]
-Calibrations = dict[int, Calibrated]
-"""By index of the job that asked for it."""
 
 
 def run_jobs(
@@ -61,14 +59,15 @@ def run_jobs(
     progress: Progress,
     done: Done,
     measured: Callable[[str], None] = lambda part: None,
-) -> tuple[list[Measured], Calibrations]:
+    calibrated: Callable[[int, Calibrated], None] = lambda index, found: None,
+) -> list[Measured]:
     """Run all jobs in order; those that follow each other with equal deployments share one. `measured` hears of each
-    part of a calibration.
+    part of a calibration, `calibrated` of each that was made, with the index of the job that asked for it.
 
     Ctrl-C ends the run at hand (`problem` is `interrupted`) and starts no other. Raises `real.errors.RealError` if
     something cannot be brought up, and whatever a run raises.
     """
-    return asyncio.run(_run_jobs(jobs, Heard(stage, progress, done, measured)))
+    return asyncio.run(_run_jobs(jobs, Heard(stage, progress, done, measured, calibrated)))
 
 
 class Heard(Struct, frozen=True):
@@ -78,20 +77,20 @@ class Heard(Struct, frozen=True):
     progress: Progress
     done: Done
     measured: Callable[[str], None]
+    calibrated: Callable[[int, Calibrated], None]
 
 
-async def _run_jobs(jobs: Sequence[Job], heard: Heard) -> tuple[list[Measured], Calibrations]:
+async def _run_jobs(jobs: Sequence[Job], heard: Heard) -> list[Measured]:
     loop, stop, results = asyncio.get_running_loop(), asyncio.Event(), list[Measured]()
-    calibrations: Calibrations = {}
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
         for group in _groups(jobs):
             if not stop.is_set():
-                whole = asyncio.create_task(_run_group(group, results, calibrations, heard, stop))
+                whole = asyncio.create_task(_run_group(group, results, heard, stop))
                 await _until(whole, stop)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    return results, calibrations
+    return results
 
 
 async def _until(work: asyncio.Task[Any], stop: asyncio.Event) -> None:
@@ -111,7 +110,6 @@ async def _until(work: asyncio.Task[Any], stop: asyncio.Event) -> None:
 async def _run_group(
     group: list[tuple[int, Job]],
     results: list[Measured],
-    calibrations: Calibrations,
     heard: Heard,
     stop: asyncio.Event,
 ) -> None:
@@ -121,9 +119,10 @@ async def _run_group(
         async with deployed(first.scenario, first.base_dir, folder, heard.stage) as deployment:
             if first.plan is not None:
                 start_s, place = time.monotonic() - started, first.folder.parent / CALIBRATION
-                calibrations[number] = await calibrate_on(
+                found = await calibrate_on(
                     deployment, first.scenario, place, first.plan, start_s, heard.stage, heard.measured
                 )
+                heard.calibrated(number, found)
             probes = [await _probe(deployment, first, True)]
             for k, (index, job) in enumerate(group):
                 if k or first.plan is not None or first.loop is not None:

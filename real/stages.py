@@ -218,7 +218,7 @@ def _run(
     if interval is None or last % interval:
         scenario = scenario.model_copy(update={"real": scenario.real.model_copy(update={"save_interval": last})})
     listener.began(stage, last)
-    found, _ = run_jobs(
+    found = run_jobs(
         [Job(scenario, stages.base_dir, folder, stage.name)],
         stage=listener.doing,
         progress=lambda _, status: listener.progress(status),

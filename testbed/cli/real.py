@@ -164,6 +164,10 @@ def real_runs(
         if not err.is_terminal:
             complain(what)
 
+    def keep(index: int, found: Any) -> None:
+        if calibrations is not None:
+            calibrations[index] = found
+
     def part(what: str) -> None:
         progress.update(line, detail=f"calibrating: {what}")
 
@@ -186,7 +190,5 @@ def real_runs(
             Job(*w, traffic(*engine_size(w[0], w[1])) if machine_speed else None, (plans or {}).get(i))
             for i, w in enumerate(work)
         ]
-        results, found = run_jobs(jobs, stage=stage, progress=status, done=done, measured=part)
-        if calibrations is not None:
-            calibrations.update(found)
+        results = run_jobs(jobs, stage=stage, progress=status, done=done, measured=part, calibrated=keep)
     return results, versions()
