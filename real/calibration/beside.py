@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from real.calibration.engine import GENERATING_S, generate, measured, prompts_of
-from real.calibration.updates import Updates
+from real.calibration.updates import PROBE, Updates
 from real.engines.client import EngineClient
 from real.trainer.trainer import Trainer
 from testbed.calibration.design import (
@@ -23,11 +23,8 @@ from testbed.calibration.design import (
     CrowdPoint,
     EnginePoint,
     Experiment,
-    UpdateSize,
 )
 
-SIZE = UpdateSize(16, 32)
-"""Of the updates."""
 IN_A_ROW = 4
 """Whose seconds are compared."""
 
@@ -42,7 +39,7 @@ async def measure_beside(
     """`done` after each part of the plan. Raises `real.errors.RealError`. The trainer's weights are others
     afterwards."""
     draw, points = random.Random(2), []
-    work = Updates(trainer, SIZE, vocab_size)
+    work = Updates(trainer, PROBE, vocab_size)
     await work.make()  # what happens at the first update only
     for repeat, part in enumerate(plan):
         for number, e in enumerate(part.experiments):

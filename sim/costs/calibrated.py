@@ -98,6 +98,8 @@ class CalibratedCostModel(SegmentCosts):
     def among(self, trainer: bool, others: float) -> CalibratedCostModel:
         """Step times while that part of the other engines works, and the trainer does or does not: in between one alone
         and all, linear."""
+        if not self.crowded:
+            others = 1.0  # nothing depends on them
         if not trainer and others == 1.0:
             return self
         state = (trainer, others)

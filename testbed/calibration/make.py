@@ -238,20 +238,13 @@ def _crowd(points: Sequence[CrowdPoint]) -> CrowdFit | None:
     faster in company."""
     if len({p.requests for p in points}) < 2:
         return None
+    steps = [p.decode_alone_s for p in points], [p.decode_together_s for p in points]
+    terms = [(1.0, float(p.requests)) for p in points]
     alone, together = (
-        _fit("crowd", Series(("base_s", "per_sequence_s"), [((1.0, float(p.requests)), seconds(p)) for p in points]))
-        for seconds in (_decode_alone, _decode_together)
+        _fit("crowd", Series(("base_s", "per_sequence_s"), list(zip(terms, seconds, strict=True)))) for seconds in steps
     )
     base, each = (max(value(together, n) - value(alone, n), 0.0) for n in ("base_s", "per_sequence_s"))
     return CrowdFit(base, each, max(median(p.prefill_together_s / p.prefill_alone_s for p in points), 1.0))
-
-
-def _decode_alone(p: CrowdPoint) -> float:
-    return p.decode_alone_s
-
-
-def _decode_together(p: CrowdPoint) -> float:
-    return p.decode_together_s
 
 
 def _switch(phases: Sequence[Phases]) -> SwitchTimes | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
+from testbed.calibration.speed import times
 from testbed.core.actions import (
     Action,
     CopyWeights,
@@ -96,7 +97,7 @@ class Phases(Struct):
         return Phases(
             self.max_tokens_per_gpu,
             self.ranks,
-            [structs.replace(p, seconds=factor * p.seconds) for p in self.train],
+            [times(p, factor) for p in self.train],
             {
                 path: {part: [(size, factor * s) for size, s in taken] for part, taken in parts.items()}
                 for path, parts in self.updates.items()
