@@ -1,19 +1,20 @@
 """What a real run has besides engines and weights: data source, tools, environments, verifiers, trainer.
 
-Each action becomes a task, each result an event. It refuses to know engines and versions, except that engines report
-their load before a batch's last update is reported."""
+Each action becomes a task, each result an event. A task holds the conversations it was asked about from the moment of
+the action on: what ends in the meantime is done to the end and not reported. It refuses to know engines and versions,
+except that engines report their load before a batch's last update is reported."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from real.environments.base import Environment, RealTask
 from real.environments.sandbox import ToolLost
 from real.learning.critic import VALUES
 from real.records import Record
+from real.slots import Places, Slots
 from real.store import Conversation, ExperienceStore
 from real.together import Together
 from real.trainer.trainer import CriticStats, StepStats, TeacherValues, Trainer
@@ -24,31 +25,6 @@ from testbed.scenario import Scenario
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 LOG_PROBS = {"old_log_probs": ("actor", "old_log_probs"), "reference": ("reference", "reference_log_probs")}
 """Signal of the training pool -> (model that computes it, field of the conversation)."""
-
-
-class Slots:
-    """At most `n` at once; 0 means as many as come. `most_waiting`: so many may wait for one."""
-
-    def __init__(self, n: int, most_waiting: int | None = None) -> None:
-        self._semaphore = asyncio.Semaphore(n) if n else None
-        self._free_or_waiting = None if most_waiting is None or not n else n + most_waiting
-        self._asked = 0
-
-    def one(self) -> AbstractAsyncContextManager[Any]:
-        return self._semaphore if self._semaphore is not None else nullcontext()
-
-    @asynccontextmanager
-    async def one_of_few(self) -> AsyncIterator[bool]:
-        """As `one`, and whether it was got: False, at once, if too many wait already."""
-        if self._asked == self._free_or_waiting:
-            yield False
-            return
-        self._asked += 1
-        try:
-            async with self.one():
-                yield True
-        finally:
-            self._asked -= 1
 
 
 class Services:
@@ -84,11 +60,9 @@ class Services:
         workload = scenario.workload
         self._verifiers = Slots(workload.rewards.servers)
         self._tools = Slots(workload.tools.slots, workload.tools.max_queued)
-        self._environments = asyncio.Semaphore(workload.tools.environments or 2**31)
+        self._places = Places(environment, workload.tools.environments)
         self.drawn = 0
         """Tasks taken from the data source."""
-        self._held: set[int] = set()
-        """Trajectories that occupy an environment."""
         self._keep_tasks = scenario.experience.staleness.action == "retry" or (
             scenario.rollout.admission.type == "over_sampling"
         )
@@ -133,31 +107,21 @@ class Services:
         )
 
     def prepare_environment(self, a: do.PrepareEnvironment) -> None:
-        self.spawn(self._prepare(a))
-
-    async def _prepare(self, a: do.PrepareEnvironment) -> None:
         c = self.store.open(a.trajectory, a.group, a.task, a.member, self._members)
-        await self._environments.acquire()
-        self._held.add(a.trajectory)
-        await self.environment.prepare(c.task, (a.trajectory, c.member))
-        self.tell(said.EnvironmentReady(self.now(), a.trajectory))
+
+        def ready() -> None:
+            self.tell(said.EnvironmentReady(self.now(), c.trajectory))
+
+        self.spawn(self._places.prepare(c.task, (c.trajectory, c.member), ready))
 
     def release_environment(self, a: do.ReleaseEnvironment) -> None:
-        c = self.store[a.trajectory]
-        self.spawn(self._release(c.task, (a.trajectory, c.member)))
-
-    async def _release(self, task: RealTask, who: tuple[int, int]) -> None:
-        await self.environment.release_member(task, who)
-        if who[0] in self._held:
-            self._held.discard(who[0])
-            self._environments.release()
+        self._places.release((a.trajectory, self.store[a.trajectory].member))
 
     def run_tool(self, a: do.RunTool) -> None:
-        self.spawn(self._run_tool(a))
+        self.spawn(self._run_tool(self.store[a.trajectory]))
 
-    async def _run_tool(self, a: do.RunTool) -> None:
-        c = self.store[a.trajectory]
-        who, fault = (a.trajectory, c.member), ""
+    async def _run_tool(self, c: Conversation) -> None:
+        who, fault = (c.trajectory, c.member), ""
         ids: list[int] | None = None
         async with self._tools.one_of_few() as got:
             if not got:
@@ -168,34 +132,34 @@ class Services:
                     fault = self.environment.tool_fault(c.task, who)
                 except ToolLost:
                     fault = "died"
-        if self.store.find(a.trajectory) is not c:
+        if self.store.find(c.trajectory) is not c:
             return
         if ids is None:
-            self.tell(said.ToolFinished(self.now(), a.trajectory, 0, True, fault))
+            self.tell(said.ToolFinished(self.now(), c.trajectory, 0, True, fault))
             return
         c.observed(ids)
-        self.tell(said.ToolFinished(self.now(), a.trajectory, len(ids), False, fault))
+        self.tell(said.ToolFinished(self.now(), c.trajectory, len(ids), False, fault))
 
     # --- signals and training -----------------------------------------------------------------------------------------
 
     def compute_signals(self, a: do.ComputeSignals) -> None:
+        conversations = [self.store[t] for t in a.trajectories]
         if a.signal == "teacher":
-            self.spawn(self._teach(a))
+            self.spawn(self._teach(a, conversations))
         elif a.signal == "critic":
-            self.spawn(self._values(a))
+            self.spawn(self._values(a, conversations))
         elif a.pool >= 0:
-            self.spawn(self._log_probs(a))
+            self.spawn(self._log_probs(a, conversations))
         else:
-            for trajectory in a.trajectories:
-                self.spawn(self._reward(trajectory))
+            for c in conversations:
+                self.spawn(self._reward(c))
 
-    async def _reward(self, trajectory: int) -> None:
-        c = self.store[trajectory]
+    async def _reward(self, c: Conversation) -> None:
         async with self._verifiers.one():
             reward = await self._score(c)
-        if self.store.find(trajectory) is c:
+        if self.store.find(c.trajectory) is c:
             c.reward = reward
-            self.tell(said.SignalReady(self.now(), "reward", (trajectory,), (reward,)))
+            self.tell(said.SignalReady(self.now(), "reward", (c.trajectory,), (reward,)))
 
     async def _score(self, c: Conversation) -> float:
         """By the reward model if there is one, else by the environment."""
@@ -204,17 +168,15 @@ class Services:
         response = c.ids[c.prompt_tokens :]
         return await self.environment.reward(c.task, c.member, list(c.task.prompt_ids), response, c.outputs)
 
-    async def _log_probs(self, a: do.ComputeSignals) -> None:
+    async def _log_probs(self, a: do.ComputeSignals, conversations: Sequence[Conversation]) -> None:
         model, name = LOG_PROBS[a.signal]
-        conversations = [self.store[t] for t in a.trajectories]
         values = await self.trainer.log_probs([c.record() for c in conversations], model)
         for c, v in zip(conversations, values, strict=True):
             setattr(c, name, v)
         self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
 
-    async def _teach(self, a: do.ComputeSignals) -> None:
+    async def _teach(self, a: do.ComputeSignals, conversations: Sequence[Conversation]) -> None:
         """Each record by the teacher of its task, on exactly the ids that the student saw."""
-        conversations = [self.store[t] for t in a.trajectories]
         asked = [self._teaching.ask((c.record(), self._teacher_of(c.task))) for c in conversations]
         for c, values in zip(conversations, await asyncio.gather(*asked), strict=True):
             c.extra |= {name: value.copy() for name, value in values.items()}
@@ -223,8 +185,7 @@ class Services:
     async def _taught(self, asked: list[tuple[Record, str]]) -> list[TeacherValues]:
         return await self.trainer.teacher_log_probs([record for record, _ in asked], [name for _, name in asked])
 
-    async def _values(self, a: do.ComputeSignals) -> None:
-        conversations = [self.store[t] for t in a.trajectories]
+    async def _values(self, a: do.ComputeSignals, conversations: Sequence[Conversation]) -> None:
         for c, values in zip(
             conversations, await self.trainer.values([c.record() for c in conversations]), strict=True
         ):
@@ -232,10 +193,9 @@ class Services:
         self.tell(said.SignalReady(self.now(), a.signal, a.trajectories))
 
     def train(self, a: do.Train) -> None:
-        self.spawn(self._train(a))
+        self.spawn(self._train(a, [self.store[x.trajectory].record(x.masked_tokens) for x in a.experiences]))
 
-    async def _train(self, a: do.Train) -> None:
-        records = [self.store[x.trajectory].record(x.masked_tokens) for x in a.experiences]
+    async def _train(self, a: do.Train, records: list[Record]) -> None:
         for update in range(a.updates):
             started = self.now()
             stats = await self.trainer.train_update(records, a.batch, update, a.updates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from real.services import Slots
+from real.slots import Slots
 
 
 def test_ap_06_a_full_queue_refuses_at_once_and_a_freed_place_is_taken() -> None:
