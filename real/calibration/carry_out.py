@@ -23,7 +23,17 @@ from real.deployment import Deployment, deployed
 from real.engines.client import EngineClient
 from real.errors import RealError
 from real.run import run_on
-from testbed.calibration.design import BesidePoint, ControlPoint, CrowdPoint, EnginePoint, Plan, TrafficPoint
+from testbed.calibration.design import (
+    LOOKS,
+    LOOKS_AT_UPDATES,
+    BesidePoint,
+    ControlPoint,
+    CrowdPoint,
+    EnginePoint,
+    Plan,
+    TrafficPoint,
+    in_parts,
+)
 from testbed.calibration.phases import TrainPoint
 from testbed.calibration.speed import Loops
 from testbed.run_files import JOURNAL
@@ -98,38 +108,49 @@ async def calibrate_on(
 
     stage("measuring the engine")
     await warm_up(clients)
-    before = await loop()
-    points = await measure(clients, plan.experiments, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
+    engine_loops, points = await loop(), list[EnginePoint]()
+    for part in in_parts(plan.experiments, LOOKS, lambda e: not e.cached):  # what is cached is so from the one before
+        points += await measure(clients, part, vocab_size, lambda e: done(f"{e.requests} x {e.prompt} tokens"))
+        engine_loops += await loop()
     paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
-    between = await loop() if plan.experiments else before
     crowd = await measure_crowd(clients, plan.crowd, vocab_size, done)
-    again = await loop() if crowd else between
     trainer, training = deployment.trainer, scenario.training
     if plan.updates:
         stage("measuring the trainer")
-    apart, updates_s = scenario.placement.mode == "disaggregated" and bool(plan.updates), list[float]()
-    if apart:
-        updates_s.append(await probed(trainer, vocab_size))
-    async with _memory_lent(clients, scenario.placement.mode != "disaggregated" and bool(plan.updates)):
+    apart, updates_s, updates = scenario.placement.mode == "disaggregated", list[float](), list[TrainPoint]()
+    async with _memory_lent(clients, bool(plan.updates) and not apart):
         capacity = training.max_tokens_per_gpu * training.context_parallel
-        updates = await measure_updates(trainer, plan.updates, capacity, vocab_size, done)
-    if apart:
+        for sizes in in_parts(plan.updates, LOOKS_AT_UPDATES):
+            if apart:
+                updates_s.append(await probed(trainer, vocab_size))
+            updates += await measure_updates(trainer, sizes, capacity, vocab_size, done)
+    if updates_s:
         updates_s.append(await probed(trainer, vocab_size))
     beside: list[BesidePoint] = []
     if plan.beside:
         stage("measuring engine and trainer side by side")
         beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
-    trained = await loop() if plan.updates else again
     stage("measuring weight updates")
+    run_loops = [*await loop(), *await loop()]
     name, config = plan.short_run
     await deployment.reset(config)
     measured = await run_on(deployment, config, folder / name, name=name)
     if measured.problem:
         raise RealError(f"short run {name}: {measured.problem}")
-    loops = Loops([*before, *between], [*trained, *await loop()], updates_s)
+    run_loops += [*await loop(), *await loop()]
     done(name)
     return Calibrated(
-        points, crowd, paused, loops, updates, beside, server, slots, start_s, folder / name / JOURNAL, len(clients)
+        points,
+        crowd,
+        paused,
+        Loops(engine_loops, run_loops, updates_s),
+        updates,
+        beside,
+        server,
+        slots,
+        start_s,
+        folder / name / JOURNAL,
+        len(clients),
     )
 
 

@@ -52,9 +52,9 @@ def without(profile: Profile, part: float) -> Profile:
     c, d = profile.crowd, profile.decode
     if c is None:
         return profile
-    base, each = max(d.base_s - part * c.base_s, 0.0), max(d.per_sequence_s - part * c.per_sequence_s, 0.0)
+    base, each = part * c.base_s, part * c.per_sequence_s
     quicker = 1.0 - part * (1.0 - 1.0 / c.prefill)
-    decode = structs.replace(d, base_s=base, per_sequence_s=each)
+    decode = d.changed(lambda s: max(s - base, 0.0), lambda s: max(s - each, 0.0))
     return structs.replace(profile, decode=decode, prefill=times(profile.prefill, quicker))
 
 
@@ -75,8 +75,9 @@ class CalibratedCostModel(SegmentCosts):
         self.beside = profile.beside or UNMEASURED
         self._among: dict[tuple[bool, float], CalibratedCostModel] = {}
         d, p = profile.decode, profile.prefill
-        fitted = (*msgspec.structs.astuple(d), *msgspec.structs.astuple(p))
-        if min(fitted) < 0 or d.base_s + d.per_sequence_s + d.per_context_token_s <= 0:
+        each = (d.per_sequence_s, *(s.per_sequence_s for s in d.above))
+        fitted = (d.base_s, *each, d.per_context_token_s, *msgspec.structs.astuple(p))
+        if min(fitted) < 0 or d.fixed_s(1) + d.per_context_token_s <= 0:
             raise CostModelError(
                 "coefficients of a calibration profile can't be negative, and a decode step must take time"
             )
@@ -119,7 +120,7 @@ class CalibratedCostModel(SegmentCosts):
 
     def _row(self, batch: int) -> Row:
         d, r = self._profile.decode, self._profile.ranges
-        fixed = d.base_s + d.per_sequence_s * batch
+        fixed = d.fixed_s(batch)
         inside = r.batch[0] <= batch <= r.batch[1]
         low, high = r.context_per_sequence if inside else (inf, -inf)
         return row_through([(0.0, fixed), (1.0, fixed + d.per_context_token_s * batch)], low, high)

@@ -6,10 +6,10 @@ It refuses to know how they are carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
@@ -238,6 +238,23 @@ def short_run(scenario: Scenario) -> tuple[str, Scenario]:
         "real": scenario.real.model_copy(update={"eval_tasks": None, "save_interval": None}),
     }
     return f"{GROUPS * scenario.algorithm.n_samples_per_prompt}x{REPLY}", scenario.model_copy(update=changes)
+
+
+LOOKS = 6
+"""Parts of the experiments on the engine, with the closed loop before, between and after them."""
+LOOKS_AT_UPDATES = 4
+"""The same, of updates and the update of a probe."""
+One = TypeVar("One")
+
+
+def in_parts(things: Sequence[One], parts: int, begins: Callable[[One], bool] = lambda one: True) -> list[list[One]]:
+    """In order, so many or fewer, about equally long: a part begins with one that may (`begins`)."""
+    size, found = -(-len(things) // parts), list[list[One]]()
+    for one in things:
+        if not found or (len(found[-1]) >= size and begins(one)):
+            found.append([])
+        found[-1].append(one)
+    return found
 
 
 class Plan(Struct, frozen=True):

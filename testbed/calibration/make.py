@@ -6,13 +6,15 @@ It refuses to know how things were measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import inf
 from statistics import fmean, median
 from typing import Any
 
 from msgspec import Struct, structs
 
 from testbed.calibration.design import OUTPUTS, BesidePoint, ControlPoint, CrowdPoint, EnginePoint
-from testbed.calibration.fit import Points, fit, fitted, medians, value
+from testbed.calibration.fit import Points, fit, medians, value
 from testbed.calibration.phases import Phases, TrainPoint
 from testbed.calibration.profile import (
     FORMAT,
@@ -26,12 +28,14 @@ from testbed.calibration.profile import (
     Profile,
     Quality,
     Range,
+    Section,
     SwitchTimes,
     TrainerFit,
     UpdateTimes,
 )
 
-DECODE = ("base_s", "per_sequence_s", "per_context_token_s")
+CONTEXT = "per_context_token_s"
+ABOVE = "per_sequence_above_"
 PREFILL = ("base_s", "per_token_s", "per_pair_s", "per_request_s")
 ARRIVAL = ("base_s", "per_request_s")
 TRAINER = ("fixed_s", "per_row_s", "per_token_s", "per_pair_s")
@@ -66,9 +70,8 @@ def series_of(
     Raises `CalibrationError` as `make_profile`.
     """
     held = [p for p in engine if p.held]
-    stepped = [p for p in held if p.decode_steps >= FEWEST_STEPS]
-    decode: Points = [((1.0, p.requests, p.context), p.decode_s / p.decode_steps) for p in stepped]
-    step = _decode_step(_medians(decode)) if seen_late else None
+    decode = _decode([p for p in held if p.decode_steps >= FEWEST_STEPS])
+    step = _decode_step(decode) if seen_late else None
     prefill: list[tuple[Sequence[float], float]] = []
     for p in held:
         for batch in p.batches if seen_late or len(p.batches) == 1 else ():
@@ -83,17 +86,40 @@ def series_of(
         ((1.0, float(len(p.rows)), float(sum(p.rows)), float(sum(n * n for n in p.rows))), p.seconds) for p in updates
     ]
     return {
-        "decode": Series(DECODE, _medians(decode)),
+        "decode": decode,
         "prefill": Series(PREFILL, _medians(prefill)),
         "arrival": Series(ARRIVAL, _medians(arrival)),
         "trainer": Series(TRAINER, _medians(trainer)),
     }
 
 
-def _decode_step(points: Points) -> Callable[[EnginePoint], float]:
+def _decode(stepped: Sequence[EnginePoint]) -> Series:
+    """What a further sequence adds is fitted between each two of the batch sizes that were measured, unless there are
+    too few points for that: on CPUs the second costs twice what the sixteenth does."""
+    sizes = sorted({p.requests for p in stepped})
+    bends = sizes[1:-1] if len({(p.requests, p.context) for p in stepped}) > len(sizes) + 1 else []
+    names = ("base_s", "per_sequence_s", *(f"{ABOVE}{n}_s" for n in bends), CONTEXT)
+    edges = [0, *bends, inf]
+
+    def terms(requests: int, context: float) -> tuple[float, ...]:
+        return (1.0, *(max(min(requests, high) - low, 0.0) for low, high in pairwise(edges)), context)
+
+    return Series(names, _medians([(terms(p.requests, p.context), p.decode_s / p.decode_steps) for p in stepped]))
+
+
+def _decode_step(series: Series) -> Callable[[EnginePoint], float]:
     """Seconds of the first decode step of a point's batch."""
-    q = _fit("decode", Series(DECODE, points))
-    return lambda p: fitted(q, (1.0, p.requests, p.context - p.requests * (OUTPUTS - 1) / 2))
+    fit = _decode_fit(_fit("decode", series))
+    return lambda p: fit.fixed_s(p.requests) + fit.per_context_token_s * (p.context - p.requests * (OUTPUTS - 1) / 2)
+
+
+def _decode_fit(q: Quality) -> DecodeFit:
+    above = (
+        Section(float(name.removeprefix(ABOVE).removesuffix("_s")), c.value)
+        for name, c in q.coefficients.items()
+        if name.startswith(ABOVE)
+    )
+    return DecodeFit(value(q, "base_s"), value(q, "per_sequence_s"), value(q, CONTEXT), tuple(above))
 
 
 def _medians(points: Points) -> Points:
@@ -126,7 +152,7 @@ def make_profile(
     arrival, trainer = quality.get("arrival"), quality.get("trainer")
     return Profile(
         format=FORMAT,
-        decode=DecodeFit(*(value(d, n) for n in DECODE)),
+        decode=_decode_fit(d),
         prefill=PrefillFit(**{n: value(p, n) for n in PREFILL}, padded=padded),
         ranges=FitRanges(
             batch=_range([x.requests for x in held]),

@@ -6,24 +6,53 @@ token. It refuses to know how the fit was made and what simulates with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 FORMAT = 1
 Range = tuple[float, float]
 
 
-class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one decode step: base + per sequence + per token of all contexts."""
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """Each sequence beyond the first `sequences` adds so much to a decode step."""
+
+    sequences: float
+    per_sequence_s: float
+
+
+class DecodeFit(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Seconds of one decode step: base + per sequence + per token of all contexts. What a further sequence adds may
+    change with their number."""
 
     base_s: float
     per_sequence_s: float = 0.0
     per_context_token_s: float = 0.0
+    above: tuple[Section, ...] = ()
+    """In order: from so many sequences on, each adds other seconds."""
+
+    def fixed_s(self, sequences: float) -> float:
+        """Of so many sequences, without their contexts."""
+        seconds, start, each = self.base_s, 0.0, self.per_sequence_s
+        for section in self.above:
+            if sequences <= section.sequences:
+                break
+            seconds += each * (section.sequences - start)
+            start, each = section.sequences, section.per_sequence_s
+        return seconds + each * (sequences - start)
+
+    def changed(self, base: Callable[[float], float], each: Callable[[float], float]) -> DecodeFit:
+        """With other seconds for the base, and for each sequence."""
+        return structs.replace(
+            self,
+            base_s=base(self.base_s),
+            per_sequence_s=each(self.per_sequence_s),
+            above=tuple(Section(s.sequences, each(s.per_sequence_s)) for s in self.above),
+        )
 
 
 class PrefillFit(Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TypeVar
+from statistics import median
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -49,8 +49,9 @@ def around(probes: Sequence[Probe], run: int) -> MachineSpeed:
 
 
 class Loops(Struct):
-    """The closed loop of a calibration, right before and after a part; and the update of a probe, before and after
-    those that are fitted."""
+    """The closed loop of a calibration, before, between and after the experiments on the engine, and before and after
+    the short run; and the update of a probe, before, between and after those that are fitted. One is no better than a
+    run's own looks at the machine: all that is simulated rests on their medians."""
 
     engine: list[TrafficPoint]
     short_run: list[TrafficPoint]
@@ -73,16 +74,23 @@ def read_speed(folder: Path) -> MachineSpeed | None:
 
 
 def longer(these: Sequence[TrafficPoint], those: Sequence[TrafficPoint]) -> float:
-    """How many times as long these loops took as those; 1 where there are none, or where they are other loops."""
+    """How many times as long these loops took as those (medians); 1 where there are none, or where they are other
+    loops."""
     if not these or not those or any(p.traffic != these[0].traffic for p in (*these, *those)):
         return 1.0
-    return fmean(p.seconds for p in these) / fmean(p.seconds for p in those)
+    return median(p.seconds for p in these) / median(p.seconds for p in those)
 
 
 def times(part: T, factor: float) -> T:
-    """All its seconds are so many times as long."""
-    seconds = {f: factor * getattr(part, f) for f in part.__struct_fields__ if f == "seconds" or f.endswith("_s")}
-    return structs.replace(part, **seconds)
+    """All its seconds are so many times as long, those of its sections too."""
+    changed: dict[str, Any] = {}
+    for field in part.__struct_fields__:
+        value = getattr(part, field)
+        if field == "seconds" or field.endswith("_s"):
+            changed[field] = factor * value
+        elif isinstance(value, tuple) and all(isinstance(one, Struct) for one in value):
+            changed[field] = tuple(times(one, factor) for one in value)
+    return structs.replace(part, **changed)
 
 
 def at_speed(profile: Profile, factor: float, trainer: float | None = None) -> Profile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 PROFILE = "profile.json"
@@ -121,7 +121,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         max_total_num_tokens=first.max_total_num_tokens,
         engines=first.engines,
         start_s=first.start_s,
-        probe_s=fmean(here.updates_s) if here.updates_s else None,
+        probe_s=median(here.updates_s) if here.updates_s else None,
     )
     traffic_s = beyond_steps(profile, scenario, base_dir, here.engine)
     return Fitted(structs.replace(profile, traffic_s=traffic_s), series)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from testbed.calibration.design import (
@@ -16,6 +19,7 @@ from testbed.calibration.design import (
     beside,
     controls,
     design,
+    in_parts,
     short_run,
     traffic,
     update_sizes,
@@ -40,6 +44,35 @@ def test_exact_measurements_give_the_exact_coefficients() -> None:
     assert [c.value for c in q.coefficients.values()] == pytest.approx([2e-3, 1.5e-4, 3e-7])
     assert q.residual_max < 1e-9
     assert fitted(q, (1, 3, 50)) == pytest.approx(seconds(3, 50))
+
+
+def test_a_step_that_further_sequences_cost_ever_less_is_fitted_at_every_batch_size() -> None:
+    """10 ms + 4 ms x log2(batch) + 2 us a token, which a straight line misses by more than 10 % at 1 and 4; between two
+    sizes the fit is linear, and beyond the last it goes on."""
+
+    def step(batch: int, context: float) -> float:
+        return 10e-3 + 4e-3 * math.log2(batch) + 2e-6 * context
+
+    points = [EnginePoint(b, (), 0.0, 10, 10 * step(b, s), s, 1.0, True) for b, s in GRID]
+    series = {
+        "decode": series_of(points, [], 8192)["decode"],
+        "prefill": series_of(engine_points(), [], 8192)["prefill"],
+    }
+    made = make_profile(series, points, [])
+    fit = made.decode
+    assert [s.sequences for s in fit.above] == [2, 4, 8, 16]
+    assert fit.per_context_token_s == pytest.approx(2e-6)
+    for batch in (1, 2, 4, 8, 16, 32):
+        assert fit.fixed_s(batch) == pytest.approx(step(batch, 0))
+    assert fit.fixed_s(12) == pytest.approx((step(8, 0) + step(16, 0)) / 2)
+    assert fit.fixed_s(48) == pytest.approx(step(32, 0) + (step(32, 0) - step(16, 0)))
+    assert made.quality["decode"].residual_max < 1e-9
+
+
+def test_batch_sizes_with_one_context_each_are_fitted_with_a_line() -> None:
+    """Four points do not say four sizes and what a context costs."""
+    points = [EnginePoint(b, (), 0.0, 10, 10 * seconds(b, 16 * b), 16 * b, 1.0, True) for b in (1, 2, 4, 8)]
+    assert series_of(points, [], 8192)["decode"].names == ("base_s", "per_sequence_s", "per_context_token_s")
 
 
 def test_the_interval_holds_the_truth_and_shrinks_with_measurements() -> None:
@@ -75,6 +108,17 @@ def test_the_design_keeps_within_what_the_engine_holds() -> None:
         assert e.prompt < 256 and e.cached < e.prompt
     cached = [e for e in design(16, 8192, 512, 1) if e.cached]
     assert cached and all(e.cached == e.prompt - 1 for e in cached)
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 8))
+def test_parts_are_everything_in_order_and_begin_where_they_may(begins: list[bool], parts: int) -> None:
+    things = list(enumerate(begins))
+    found = in_parts(things, parts, lambda one: one[1])
+    assert [one for part in found for one in part] == things
+    assert len(found) <= parts and all(part for part in found)
+    assert all(part[0][1] for part in found[1:])
+    if all(begins) and things:
+        assert {len(part) for part in found[:-1]} <= {len(found[0])} and len(found[-1]) <= len(found[0])
 
 
 def engine_points() -> list[EnginePoint]:

@@ -18,6 +18,7 @@ from testbed.calibration.profile import (
     FitRanges,
     PrefillFit,
     Profile,
+    Section,
     SwitchTimes,
     TrainerFit,
     UpdateTimes,
@@ -28,7 +29,7 @@ from testbed.run_files import SPEED
 LOOP = Traffic(1, ((4, 2), (5, 3)))
 PROFILE = Profile(
     format=1,
-    decode=DecodeFit(0.01, 0.001, 1e-6),
+    decode=DecodeFit(0.01, 0.001, 1e-6, (Section(4.0, 0.0005),)),
     prefill=PrefillFit(0.02, 2e-4, 3e-7, 1e-3, padded=True),
     ranges=FitRanges(batch=(1, 16)),
     max_total_num_tokens=512,
@@ -49,15 +50,15 @@ def points(*seconds: float, loop: Traffic = LOOP) -> list[TrafficPoint]:
     return [TrafficPoint(loop, s) for s in seconds]
 
 
-def test_loops_compare_by_their_means_if_they_are_the_same_loops() -> None:
-    assert longer(points(2.2, 2.0), points(2.0)) == pytest.approx(1.05)
+def test_loops_compare_by_their_medians_if_they_are_the_same_loops() -> None:
+    assert longer(points(2.2, 9.0, 2.0), points(2.0)) == pytest.approx(1.1)
     assert longer([], points(2.0)) == longer(points(2.0), []) == 1.0
     assert longer(points(9.0, loop=Traffic(2, LOOP.lengths)), points(2.0)) == 1.0
 
 
 def test_a_slower_machine_takes_longer_for_everything_that_takes_time_and_for_nothing_else() -> None:
     slow = at_speed(PROFILE, 1.5)
-    assert structs.astuple(slow.decode) == pytest.approx((0.015, 0.0015, 1.5e-6))
+    assert slow.decode == DecodeFit(0.015, 0.0015, 1.5e-6, (Section(4.0, 0.00075),))
     assert structs.astuple(slow.prefill) == pytest.approx((0.03, 3e-4, 4.5e-7, 1.5e-3, True))
     assert structs.astuple(slow.arrival) == pytest.approx((0.0075, 0.00075))
     assert structs.astuple(slow.trainer)[:4] == pytest.approx((0.15, 0.015, 1.5e-4, 1.5e-7))

@@ -53,7 +53,7 @@ def test_a_calibration_measures_every_part(profile: Path) -> None:
     assert set(said["controls"]) == {"abort", "retract", "in_place"}
     assert (profile.parent / "report" / "index.html").is_file()
     loops = json.loads((profile.parent / "points.json").read_text())["loops"]
-    assert {part: len(points) for part, points in loops.items()} == {"engine": 2, "short_run": 2, "updates_s": 2}
+    assert {part: len(points) for part, points in loops.items()} == {"engine": 7, "short_run": 4, "updates_s": 5}
 
 
 def test_a_suite_runs_on_one_deployment_and_its_journals_decide_alike(validated: tuple[Path, str]) -> None:

@@ -17,7 +17,7 @@ from sim.costs.linear import LinearCostModel
 from sim.costs.measured import MeasuredCostModel
 from sim.costs.speculation import SpeculativeCosts
 from sim.costs.tables import step_tables
-from testbed.calibration.profile import BesideFit, CrowdFit, DecodeFit, PrefillFit, Profile
+from testbed.calibration.profile import BesideFit, CrowdFit, DecodeFit, PrefillFit, Profile, Section
 from testbed.scenario.catalogue import gpu_spec, model_preset
 from testbed.scenario.rollout import Speculative
 from testbed.scenario.run import AnalyticCosts, LinearCosts
@@ -298,9 +298,11 @@ def test_calibrated_says_which_profile_is_missing_or_broken(tmp_path: Path, text
 
 def test_calibrated_refuses_negative_coefficients(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps({**PROFILE, "decode": {"base_s": 0.01, "per_sequence_s": -1e-6}}))
-    with pytest.raises(CostModelError, match="negative"):
-        CalibratedCostModel(read_profile(path))
+    below = {"above": [{"sequences": 4, "per_sequence_s": -1e-6}]}
+    for decode in ({"base_s": 0.01, "per_sequence_s": -1e-6}, {"base_s": 0.01, **below}, {"base_s": -0.01}):
+        path.write_text(json.dumps({**PROFILE, "decode": decode}))
+        with pytest.raises(CostModelError, match="negative"):
+            CalibratedCostModel(read_profile(path))
 
 
 def test_factory_chooses_by_type(tmp_path: Path) -> None:
@@ -334,6 +336,10 @@ def test_an_engine_among_others_that_work_and_beside_a_trainer() -> None:
         beside=BesideFit(1.5, 2.0, 1.0),
         traffic_s=0.02,
     )
+    other = structs.replace(profile, decode=DecodeFit(0.02, 0.002, 0.0, (Section(3, 0.001),)))
+    assert CalibratedCostModel(other).decode_time(4, 100) == pytest.approx(0.02 + 3 * 0.002 + 0.001)
+    alone = CalibratedCostModel(other).among(False, 0.0)
+    assert alone.decode_time(4, 100) == pytest.approx(0.014 + 3 * 0.0015 + 0.0005)
     all_work = CalibratedCostModel(profile)
     assert all_work.shared and all_work.among(False, 1.0) is all_work
     assert all_work.among(False, 0.5) is all_work.among(False, 0.5)
