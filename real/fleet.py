@@ -122,11 +122,10 @@ class Fleet:
             self._leave(slot, a.trajectory)
             self.tell(said.TurnFailed(self.now(), a.trajectory, a.turn, a.engine, f"refused: {refused.message}"))
             return
+        keeps = a.trajectory in self._keeps
         self._leave(slot, a.trajectory)
         if slot.lost:
             return
-        keeps = a.trajectory in self._keeps
-        self._keeps.discard(a.trajectory)
         if g.finish_reason == "abort" and not (keeps and g.output_ids):
             tokens = len(g.output_ids)
             self.tell(said.TurnFailed(self.now(), a.trajectory, a.turn, a.engine, "aborted", tokens))
@@ -134,6 +133,8 @@ class Fleet:
             self._answered(slot, a, c, g, limits.finish_reason or g.finish_reason, version, prompt, sent_t)
 
     def _leave(self, slot: EngineSlot, trajectory: int) -> None:
+        """The turn is over, however it ended."""
+        self._keeps.discard(trajectory)
         if slot.turns.get(trajectory) is asyncio.current_task():
             del slot.turns[trajectory]
 
@@ -249,6 +250,7 @@ class Fleet:
         for task in slot.turns.values():
             if task is not asyncio.current_task():
                 task.cancel()
+        self._keeps.difference_update(slot.turns)
         slot.turns.clear()
         slot.forget_kv()
         self.tell(said.EngineLost(self.now(), slot.index))

@@ -1,5 +1,5 @@
-"""Carries out a calibration: brings up the deployment, makes the experiments on its engines and its trainer, then a
-short run whose journal says the rest.
+"""Carries out a calibration: brings up the deployment, makes the experiments on its engines and its trainer, and
+between and after them a short run whose journals say the rest.
 
 It refuses to know what is fitted to the measurements.
 """
@@ -26,6 +26,7 @@ from real.run import run_on
 from testbed.calibration.design import (
     LOOKS,
     LOOKS_AT_UPDATES,
+    SHORT_RUNS,
     BesidePoint,
     ControlPoint,
     CrowdPoint,
@@ -56,8 +57,8 @@ class Calibrated(Struct):
     max_total_num_tokens: int
     start_s: float
     """From nothing to a deployment that is ready."""
-    run: Path
-    """Journal of the short run."""
+    runs: list[Path]
+    """Journals of the short run, each time it was made."""
     engines: int
     """That worked side by side."""
 
@@ -96,15 +97,30 @@ async def calibrate_on(
     stage: Callable[[str], None],
     done: Callable[[str], None],
 ) -> Calibrated:
-    """Carry out the plan's experiments on the scenario's engines and its trainer, then its short run, into a folder
-    below `folder`; `done` after each. `start_s`: what it took to bring the deployment up. The trainer's weights are
-    others afterwards. Raises `real.errors.RealError`."""
+    """Carry out the plan's experiments on the scenario's engines and its trainer, and its short run between and after
+    them, into folders below `folder`; `done` after each. `start_s`: what it took to bring the deployment up. The
+    trainer's weights are others afterwards. Raises `real.errors.RealError`."""
     clients = [engine.client for engine in deployment.engines]
     server, slots = await server_facts(clients[0])
     vocab_size = deployment.model.tokenizer.vocab_size
 
     async def loop() -> list[TrafficPoint]:
         return await measure_traffic(clients, plan.traffic, vocab_size)
+
+    short_runs, run_loops = list[Path](), list[TrafficPoint]()
+
+    async def short_run() -> None:
+        name, config = plan.short_run
+        stage("measuring weight updates")
+        run_loops.extend(await loop())
+        await deployment.reset(config)
+        place = folder / f"{name}-{len(short_runs) + 1}"
+        measured = await run_on(deployment, config, place, name=place.name)
+        if measured.problem:
+            raise RealError(f"short run {place.name}: {measured.problem}")
+        short_runs.append(place / JOURNAL)
+        run_loops.extend(await loop())
+        done(place.name)
 
     stage("measuring the engine")
     await warm_up(clients)
@@ -114,6 +130,7 @@ async def calibrate_on(
         engine_loops += await loop()
     paused = await measure_controls(clients[0], plan.controls, vocab_size, lambda c: done(f"pause {c.mode}"))
     crowd = await measure_crowd(clients, plan.crowd, vocab_size, done)
+    await short_run()
     trainer, training = deployment.trainer, scenario.training
     if plan.updates:
         stage("measuring the trainer")
@@ -130,15 +147,8 @@ async def calibrate_on(
     if plan.beside:
         stage("measuring engine and trainer side by side")
         beside = await measure_beside(clients, trainer, plan.beside, vocab_size, done)
-    stage("measuring weight updates")
-    run_loops = [*await loop(), *await loop()]
-    name, config = plan.short_run
-    await deployment.reset(config)
-    measured = await run_on(deployment, config, folder / name, name=name)
-    if measured.problem:
-        raise RealError(f"short run {name}: {measured.problem}")
-    run_loops += [*await loop(), *await loop()]
-    done(name)
+    while len(short_runs) < SHORT_RUNS:
+        await short_run()
     return Calibrated(
         points,
         crowd,
@@ -149,7 +159,7 @@ async def calibrate_on(
         server,
         slots,
         start_s,
-        folder / name / JOURNAL,
+        short_runs,
         len(clients),
     )
 

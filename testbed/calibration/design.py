@@ -217,9 +217,11 @@ def update_sizes(max_tokens: int, repeats: int) -> list[UpdateSize]:
     return [UpdateSize(n, tokens) for n, tokens in UPDATE_SIZES if tokens <= max_tokens] * (ROUNDS * repeats)
 
 
-GROUPS, REPLY, BATCHES = 2, 8, 16
-"""Of the short run for weight updates; its first batch is warm-up. The time of an update has a long tail where several
-engines share a machine, so its mean wants many."""
+GROUPS, REPLY, BATCHES = 2, 8, 8
+"""Of the short run for weight updates; its first batch is warm-up."""
+SHORT_RUNS = 2
+"""How often it is made: the time of an update has a long tail where several engines share a machine, and is longer for
+a while, so its mean wants many, and not all at once."""
 
 
 def short_run(scenario: Scenario) -> tuple[str, Scenario]:
@@ -274,4 +276,4 @@ class Plan(Struct, frozen=True):
     def parts(self) -> int:
         """Of which progress is said."""
         lists = (self.experiments, self.crowd, self.controls, self.updates, self.beside)
-        return sum(len(each) for each in lists) + 1
+        return sum(len(each) for each in lists) + SHORT_RUNS

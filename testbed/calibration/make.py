@@ -138,10 +138,12 @@ def make_profile(
     beside: Sequence[BesidePoint] = (),
     crowd: Sequence[CrowdPoint] = (),
     padded: bool = False,
+    short_runs: int = 1,
     **facts: Any,
 ) -> Profile:
-    """`facts`: machine, model, versions, server, max_total_num_tokens, start_s. Raises `CalibrationError` for an engine
-    that was not measured enough; what else was not is left out."""
+    """`phases`: of each short run, those of the deployment whose trainer was measured (`short_runs`) first. `facts`:
+    machine, model, versions, server, max_total_num_tokens, start_s. Raises `CalibrationError` for an engine that was
+    not measured enough; what else was not is left out."""
     quality = {
         name: _fit(name, s)
         for name, s in series.items()
@@ -160,7 +162,7 @@ def make_profile(
             new_tokens=_range([terms[1] for terms, _ in series["prefill"].points]),
         ),
         arrival=None if arrival is None else ArrivalFit(*(value(arrival, n) for n in ARRIVAL)),
-        trainer=None if trainer is None else _trainer(trainer, series["trainer"], phases),
+        trainer=None if trainer is None else _trainer(trainer, series["trainer"], phases[:short_runs]),
         updates=_updates(phases),
         switch=_switch(phases),
         beside=_beside(beside),
@@ -173,9 +175,9 @@ def make_profile(
 
 def _trainer(q: Quality, series: Series, phases: Sequence[Phases]) -> TrainerFit:
     """Updates as fitted, and what one of a run takes beyond that (its records, the engines' reports), as the first
-    deployment's short run says."""
+    deployment's short runs say (`phases`)."""
     fit = TrainerFit(**{n: value(q, n) for n in TRAINER}, tokens=_range([t[2] for t, _ in series.points]))
-    beyond = [p.seconds - fit.seconds(p.rows) for p in (phases[0].train[1:] if phases else ())]
+    beyond = [p.seconds - fit.seconds(p.rows) for run in phases for p in run.train[1:]]
     return structs.replace(fit, fixed_s=fit.fixed_s + max(median(beyond), 0.0)) if beyond else fit
 
 

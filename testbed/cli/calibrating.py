@@ -100,7 +100,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
 
     first = measured[0]
     here = first.loops  # times of the short runs are brought to the machine's speed while the engine was measured
-    phases = [_phases(m.run).times(longer(here.engine, m.loops.short_run)) for m in measured]
+    phases = [_phases(run).times(longer(here.engine, m.loops.short_run)) for m in measured for run in m.runs]
     engine = scenario.rollout.engine
     one_batch = engine.max_prefill_tokens
     if engine.chunked_prefill_size > 0:
@@ -121,6 +121,7 @@ def fitted_to(measured: Sequence[Any], scenario: Any, base_dir: Path) -> Fitted:
         max_total_num_tokens=first.max_total_num_tokens,
         engines=first.engines,
         start_s=first.start_s,
+        short_runs=len(first.runs),
         probe_s=median(here.updates_s) if here.updates_s else None,
     )
     traffic_s = beyond_steps(profile, scenario, base_dir, here.engine)

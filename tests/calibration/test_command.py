@@ -76,7 +76,7 @@ def measured(tmp_path: Path) -> SimpleNamespace:
         server={"attention_backend": "torch_native"},
         max_total_num_tokens=4096,
         start_s=12.0,
-        run=tmp_path / name / JOURNAL,
+        runs=[tmp_path / name / JOURNAL],
         engines=1,
         padded=False,
         seen_late=False,

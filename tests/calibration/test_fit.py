@@ -236,6 +236,26 @@ def test_the_mean_of_an_update_has_its_long_tail() -> None:
     assert found.copy_s == pytest.approx(0.15)
 
 
+def test_a_short_run_made_twice_counts_as_one_but_for_its_warm_up() -> None:
+    """Each begins with a publication of 9 s and an update of 5 s. The third run is of another deployment: its
+    publications count, its trainer's updates do not. An update of a run takes 0.02 s beyond the fitted 0.05 + 1e-4 a
+    token."""
+    points = engine_points()
+    rows = [(100,), (200,), (400, 300), (800,), (900, 800)]
+    trained = [TrainPoint(r, 0.05 + 1e-4 * sum(r)) for r in rows]
+
+    def run(copy_s: float, beyond: float) -> Phases:
+        made = updates(10_000_000, copy_s)
+        made.updates["broadcast"]["copy_s"] = [(10_000_000, s) for s in (9.0, copy_s, copy_s)]
+        made.train = [TrainPoint((100,), s) for s in (5.0, 0.06 + beyond, 0.06 + beyond)]
+        return made
+
+    phases = [run(0.1, 0.02), run(0.2, 0.02), run(0.3, 0.9)]
+    made = make_profile(series_of(points, trained, 8192), points, phases, short_runs=2)
+    assert made.updates["broadcast"].copy_s == pytest.approx(0.2)
+    assert made.trainer is not None and made.trainer.fixed_s == pytest.approx(0.07, abs=1e-4)
+
+
 @pytest.mark.parametrize(("requests", "tokens", "context"), [(8, 8192, 512), (3, 320, 512), (4, 100_000, 24)])
 def test_what_is_done_side_by_side_is_of_the_design(requests: int, tokens: int, context: int) -> None:
     rounds = beside(requests, tokens, context, 2)
