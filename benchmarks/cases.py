@@ -39,15 +39,16 @@ def single_turn(rollouts: int, engines: int, tokens: int, turns: int) -> dict[st
     The router is told when new weights make what an engine has cached useless, or it would remember every prompt of the
     run (`not_told`).
     """
-    slots = 64 if tokens <= 20_000 else 4  # so that memory, which has its own cases, holds nobody up
-    return {
+    # memory, which has its own cases, holds nobody up: KV of long rollouts is that of a smaller model
+    long = {"model": {"type": "preset", "name": "Qwen3-30B-A3B"}} if tokens > 20_000 else {}
+    return long | {
         "workload": {
             "reply": {"type": "lognormal", "mean": tokens, "sigma": 0.7, "group_correlation": 0.5},
             "max_response_length": LONGEST * tokens,
         },
         "rollout": {
             "routing": {"type": "cache_aware", "told_of_flushes": True},
-            "engine": {"max_running_requests": slots},
+            "engine": {"max_running_requests": 64},
         },
     }
 

@@ -21,6 +21,7 @@ from real.engines.client import EngineClient
 from real.environments import Environment, environment
 from real.errors import EngineGone, EngineRefused, RealError, UpdateFailed
 from real.fleet import EngineSlot
+from real.garbage import settle
 from real.models.prepare import PreparedModel, prepare_model
 from real.models.warmup import Warmup
 from real.settings import Place, device_of, places_of, server_options, signal_options, teaching_of, trainer_options
@@ -331,6 +332,8 @@ async def deployed(
         load = scenario.real.load
         position = await trainer.restore(base_dir.resolve() / load) if load is not None else {}
         await trainer.save(start, position)
+        await trainer.settle()
+        settle()
         deployment = Deployment(
             scenario, base_dir, folder, model, hosts, engines, trainer, world, device, cluster, launch
         )

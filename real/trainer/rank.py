@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedModel
 
 from real.errors import RealError
+from real.garbage import settle
 from real.learning.aggregate import Totals, token_weight
 from real.learning.corrections import correction_weights, differences
 from real.learning.critic import RETURNS, VALUES, value_loss
@@ -112,6 +113,10 @@ class TrainerRank:
         self._load(Path(self.options.model_path))
         if self.options.loss.kl_coef > 0:
             self._net("reference")
+
+    def settle(self) -> None:
+        """All that stays is there."""
+        settle()
 
     def shutdown(self) -> None:
         if dist.is_initialized() and self.world > 1:

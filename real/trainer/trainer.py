@@ -65,6 +65,10 @@ class Trainer:
         host, port = await self.call(0, "address")
         await self.call_all("connect", host, port)
 
+    async def settle(self) -> None:
+        """Before runs: no rank stops for a full collection of its garbage (`real/garbage.py`)."""
+        await self.call_all("settle")
+
     async def log_probs(self, records: Sequence[Record], model: str = "actor") -> list[NDArray[np.float32]]:
         """[R] for each record, in their order, by `actor`, `reference` or `teacher:NAME`. The records stay as they are:
         generation log-probs are another field."""
