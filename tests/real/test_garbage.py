@@ -1,4 +1,4 @@
-"""What is there when a deployment is up is not looked at again by Python's garbage collector, and garbage is not kept."""
+"""What is there when a deployment is up is no longer looked at by the garbage collector, and garbage is not kept."""
 
 from __future__ import annotations
 
