@@ -41,10 +41,8 @@ def replies(kind: str, seed: int) -> list[int]:
     return [max(1, min(32768, int(rng.lognormvariate(7.794, 1.0)))) for _ in range(4096)]
 
 
-def bench(
-    requests: int, running: int, kind: str, mode: str, pool: int, max_new: int
-) -> tuple[float, float, int, float]:
-    """(requests per CPU-second, wake-ups per request, evictions of any size, simulated seconds)."""
+def bench(requests: int, running: int, kind: str, mode: str, pool: int, max_new: int) -> tuple[float, float, int]:
+    """(requests per CPU-second, wake-ups per request, iterations of the engine)."""
     engine = EngineModel(EngineModelOptions(max_total_num_tokens=pool, max_running_requests=running), costs(), mode)
     lengths = replies(kind, 1)
     cycle = len(lengths)

@@ -55,7 +55,8 @@ def series(long: bool) -> list[Series]:
 
 def y_of(per: str, result: dict[str, Any]) -> float:
     """CPU seconds of the run, or a rollout, or a turn."""
-    return float(result["cpu_s"]) / {"run": 1, "rollout": result["rollouts"], "turn": result["turns"]}[per]
+    by: dict[str, int] = {"run": 1, "rollout": result["rollouts"], "turn": result["turns"]}
+    return float(result["cpu_s"]) / by[per]
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:

@@ -258,6 +258,11 @@ def _most_tokens(view: View) -> Sentence:
     )
 
 
+def _best_of_seed(view: View, i: int) -> str:
+    """Its letter."""
+    return min(view.figures, key=lambda f: f.stats[view.measure].values[i]).letter
+
+
 def rests_on(view: View) -> Sentence:
     """What the results rest on: kind of the results, agreement of the seeds, kind of each input family."""
     seeds = view.comparison.seeds
@@ -265,10 +270,7 @@ def rests_on(view: View) -> Sentence:
     if len(seeds) == 1:
         out[0] = say(out[0], ", one seed, no spread")
     elif not view.comparison.single and view.ranked and len(view.best) == 1:
-        wins = sum(
-            min(view.figures, key=lambda f, i=i: f.stats[view.measure].values[i]).letter == view.winner.letter
-            for i in range(len(seeds))
-        )
+        wins = sum(_best_of_seed(view, i) == view.winner.letter for i in range(len(seeds)))
         word = "cheapest" if view.measure == COST else "fastest"
         out[0] = say(out[0], ", ", Letter(view.winner.letter), f" {word} in {wins} of {len(seeds)} seeds")
     else:

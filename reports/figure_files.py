@@ -91,7 +91,7 @@ def _written(view: View, axes: list[Axes], what: str, stem: Path) -> list[Path]:
     for k, one in enumerate(axes):
         _draw(figure.add_subplot(1, len(axes), k + 1), view, one)
     paths = [stem.with_suffix(f".{kind}") for kind in FORMATS]
-    options = {"svg.fonttype": "none", "svg.hashsalt": "testbed", "font.size": 9.0}
+    options: Any = {"svg.fonttype": "none", "svg.hashsalt": "testbed", "font.size": 9.0}
     with matplotlib.rc_context(options):
         for path in paths:
             facts: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}

@@ -6,6 +6,8 @@ CSV, JSON, Markdown and HTML all walk this table, so they cannot disagree. It re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from statistics import fmean
 
 from msgspec import Struct
@@ -372,7 +374,7 @@ METRICS: dict[str, Metric] = {
         f"trajectory_{name}_s": Metric(
             f"Trajectory, {part.label}",
             "s",
-            lambda r, name=name: getattr(r.trajectory, name),
+            attrgetter(f"trajectory.{name}"),
             numbers.seconds,
             f"g-t-{name}",
             "none",
@@ -425,7 +427,7 @@ TAILS: dict[str, Metric] = {
         f"given_up_{end}": Metric(
             "Given up",
             f"share, {words}",
-            lambda r, by=by, high=high: tails.given_up(r, by, high),
+            partial(tails.given_up, by=by, high=high),
             _percent,
             "g-bias",
             "points",
@@ -437,7 +439,7 @@ TAILS: dict[str, Metric] = {
         f"delay_{end}": Metric(
             "Delay of what is trained",
             f"RL steps, {words}",
-            lambda r, by=by, high=high: tails.delay_steps(r, by, high),
+            partial(tails.delay_steps, by=by, high=high),
             numbers.hundredths,
             "g-bias",
             "none",

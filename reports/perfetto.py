@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,7 +25,7 @@ TRAIN, SIGNALS, WAITS = 1, 2, 3
 """Threads of the trainer."""
 
 
-def write_trace(records: Iterable[tuple[ev.Event, list[act.Action]]], scenario: Scenario, path: Path) -> int:
+def write_trace(records: Iterable[tuple[ev.Event, Sequence[act.Action]]], scenario: Scenario, path: Path) -> int:
     """Write the records of one run, in order of time, to `path` (gzip when it ends in `.gz`).
 
     Returns how many trace events. Trace times are microseconds; what is still open at the end is closed at the last
@@ -96,7 +96,7 @@ class _Trace:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def write(self, records: Iterable[tuple[ev.Event, list[act.Action]]]) -> int:
+    def write(self, records: Iterable[tuple[ev.Event, Sequence[act.Action]]]) -> int:
         self.name_tracks()
         for event, actions in records:
             self.t = event.t

@@ -83,7 +83,7 @@ def sglang_loop(
             engine.submit(now, Request(i, ((2 * i, 0, prompt),), prompt, reply, reply, False, True, 2 * i + 1))
         for notice in engine.advance(now):
             if type(notice) is not Finished:
-                raise RuntimeError(f"request {notice.rid} did not finish: {notice}")
+                raise RuntimeError(f"a request did not finish: {notice}")
             clients.ended(notice.rid, notice.first_token_t, notice.t)
     return clients.latencies()
 

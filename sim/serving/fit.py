@@ -55,7 +55,7 @@ def _solve(rows: np.ndarray) -> Fitted:
     spread = 1.96 * np.sqrt(variance * np.diag(np.linalg.pinv(effect.T @ effect)))
     scale = np.array(STEPS_S) * 1e6
     value = (done.x * scale).round(2).tolist()
-    return Fitted(*value, tuple((spread * scale).round(2).tolist()), len(rows))
+    return Fitted(value[0], value[1], value[2], tuple((spread * scale).round(2).tolist()), len(rows))
 
 
 def overheads_text(found: dict[str, Fitted]) -> list[str]:

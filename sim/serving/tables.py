@@ -42,7 +42,7 @@ def read(lines: Iterable[str]) -> dict[EngineKind, StepTable]:
     found: dict[EngineKind, StepTable] = {}
     for r in csv.DictReader(lines):
         text = [r[name] for name in KEY]
-        kind = EngineKind(*text[:4], text[4] or None, text[5], *map(int, text[6:]))  # type: ignore[arg-type]
+        kind = EngineKind(*text[:4], text[4] or None, text[5], *map(int, text[6:]))  # type: ignore[arg-type, call-arg]
         table = found.setdefault(kind, StepTable(kind.moe_ep_size if kind.moe else None, {}, {}))
         batch, tokens, seconds = int(r["batch_size"]), int(r["context_tokens"]), float(r["latency_ms"]) * 1e-3
         if r["phase"] == "decode_step":

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sim.engine_request import Request, Runs
+from sim.engine_request import Request
 from sim.engine_scheduler import EngineModelOptions
+from sim.radix_cache import Runs
 
 MODELLED_VERSION = "0.5.23"
 """The SGLang whose rules the engine model states."""
