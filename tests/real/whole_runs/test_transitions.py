@@ -27,7 +27,8 @@ RULES = [
 TOLERANCE = 1e-4
 STALE = 1e-3
 """Log-probabilities made over KV of other weights differ by more than this."""
-LONG = 96
+LONG = (96, 288, 864)
+"""Tokens of the request that is in flight; the more, where a busy machine lets a shorter one end too early."""
 
 
 class Reference:
@@ -162,17 +163,33 @@ async def _case(p: Publisher, reference: Reference, rule: str, kv: str) -> None:
     old, before = p.version, await p.weights()
     await p.prepare()
     new, after = p.version, await p.weights()
-    running = asyncio.create_task(generate(f"{key}-long", prompt, LONG, salted(old)))
-    for turn in range(50):  # short ones pass, until the long one is on its way
-        await generate(f"{key}-short-{turn}", p.prompt(), 8, salted(old))
-        if (await client.loads()).running:
+
+    async def in_flight(n: int) -> asyncio.Task[Any] | None:
+        """A request of `n` tokens that is at it when its engine pauses; None: it had ended."""
+        running = asyncio.create_task(generate(f"{key}-long-{n}", prompt, n, f"{n}-{salted(old)}"))
+        for turn in range(50):  # short ones pass, until the long one is on its way
+            await generate(f"{key}-short-{n}-{turn}", p.prompt(), 8, salted(old))
+            if (await client.loads()).running:
+                break
+        if rule == "finish":
+            await running
+            return running
+        await client.pause(rule)
+        await asyncio.wait({running}, timeout=0.2)  # the answer of one that ended just before
+        if not running.done() or running.result().finish_reason == "abort":
+            return running
+        await client.resume()
+        return None
+
+    for length in LONG:
+        running = await in_flight(length)
+        if running is not None:
             break
-    assert not running.done()
-    if rule == "finish":
-        await running
+    assert running is not None, "no request was long enough"
 
     async def pause(engine: Any) -> None:
-        await engine.pause("retract" if rule == "finish" else rule)
+        if engine is not client or rule == "finish":
+            await engine.pause("retract" if rule == "finish" else rule)
 
     async def treat_kv(engine: Any) -> None:
         if kv == "flush":
@@ -193,9 +210,9 @@ async def _case(p: Publisher, reference: Reference, rule: str, kv: str) -> None:
     if rule == "finish":
         assert versions == [old] and long.finish_reason == "length"
     elif rule == "abort":
-        assert versions == [old] and long.finish_reason == "abort" and 0 < cut < LONG
+        assert versions == [old] and long.finish_reason == "abort" and 0 < cut < length
     else:
-        assert versions == [old, new] and len(long.output_ids) == LONG and 0 < cut < LONG
+        assert versions == [old, new] and len(long.output_ids) == length and 0 < cut < length
         now = reference.log_probs(after, prompt, long.output_ids)[cut:]
         difference = np.abs(long.log_probs[cut:] - now).max()
         if rule == "retract" and kv == "flush":
@@ -204,7 +221,7 @@ async def _case(p: Publisher, reference: Reference, rule: str, kv: str) -> None:
             assert difference > STALE, "it went on over KV of the old weights"
 
     # a new request with the same prompt: stale KV under `keep`, and only there
-    again = await generate(f"{key}-again", prompt, 8, salted(new))
+    again = await generate(f"{key}-again", prompt, 8, f"{length}-{salted(new)}")
     difference = np.abs(again.log_probs - reference.log_probs(after, prompt, again.output_ids)).max()
     if kv == "keep":
         assert again.cached_tokens > 0 and difference > STALE
